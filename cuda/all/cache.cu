@@ -51,12 +51,12 @@ struct CacheTensor {
 
 void check_tensor(Check& check, const CacheTensor& t, int64_t alignment, int64_t pages,
                   int64_t page_size) {
+    const char* accepted =
+        alignment == 16 ? "a multiple of 16 bytes" : "a multiple of the widest element of a row";
     check.pointer(t.pointer, alignment, t.name)
         .stride(t.slot_stride, t.slot_name, t.bytes)
-        .that(t.slot_stride % alignment == 0, t.slot_name, t.slot_stride,
-              "a multiple of the widest element of a row")
-        .that(t.page_stride % alignment == 0, t.page_name, t.page_stride,
-              "a multiple of the widest element of a row");
+        .that(t.slot_stride % alignment == 0, t.slot_name, t.slot_stride, accepted)
+        .that(t.page_stride % alignment == 0, t.page_name, t.page_stride, accepted);
     if (pages > 1)
         check.stride(t.page_stride, t.page_name, (page_size - 1) * t.slot_stride + t.bytes);
 }
@@ -70,7 +70,7 @@ void check_cache(Check& check, const Params& p) {
         .that(p.latent_dim >= 1 && p.latent_dim <= 65536, "latent_dim", p.latent_dim, "1..=65536")
         .that(p.rope_dim >= 0 && p.rope_dim <= 65536, "rope_dim", p.rope_dim, "0..=65536")
         .that(p.latent_dim % latent_multiple(format) == 0, "latent_dim", p.latent_dim,
-              "a multiple of 128, for its scales")
+              "a multiple of 128 for MLA_CACHE_FP8_DS_MLA, and of 4 for MLA_CACHE_FP8_PER_TOKEN")
         .that(p.page_size >= 1, "page_size", p.page_size, "1 and up")
         .that(p.pages >= 0 && p.pages <= INT32_MAX / p.page_size, "pages", p.pages,
               "at most 2147483647 slots")

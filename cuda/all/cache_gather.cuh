@@ -216,7 +216,8 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
             Octet<To> x = none;
             if (there)
                 x = Row<Format>::template value<To>(
-                    Row<Format>::template latent<Wide>(row, octet, latent_dim), p.cache_scale);
+                    Row<Format>::template latent<Wide>(row, octet, latent_dim, rope_dim),
+                    p.cache_scale);
             store<Wide>(latent + r * p.latent_row_stride + octet * kOctet, x,
                         latent_dim - octet * kOctet);
         }

@@ -99,7 +99,19 @@ __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const 
     if (slot < 0 || slot >= p.pages * p.page_size) return;
     char* row = static_cast<char*>(p.cache) +
                 row_offset(slot, p.page_size, p.cache_page_stride, p.cache_slot_stride);
-    const Scale cache_scale = {p.cache_scale, plan.inverse};
+    Scale cache_scale = {p.cache_scale, plan.inverse};
+    if constexpr (Row<Format>::kTokenScale) {
+        float amax = 0.f;
+        for (int base = 0; base < latent_octets; base += 32 * batch) {
+            if (base) read_latent(base);
+#pragma unroll
+            for (int i = 0; i < batch; ++i)
+                if (base + 32 * i + lane < latent_octets) amax = largest_magnitude(x[i], amax);
+        }
+        if (latent_octets > 32 * batch) read_latent(0);
+        cache_scale.value = Row<Format>::token_scale(amax);
+        if (lane == 0) Row<Format>::put_scale(row, cache_scale.value, latent_dim, rope_dim);
+    }
 
     for (int base = 0; base < latent_octets; base += 32 * batch) {
         if (base) read_latent(base);
@@ -121,14 +133,17 @@ __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const 
 }
 
 // CTAs of an SM. A row that is copied, or quantised from 16 bits, needs 32 registers a thread; then
-// all 64 warps of the SM have a row in flight.
-template <typename Source>
+// all 64 warps of the SM have a row in flight. Quotients by a token's scale need more of them.
+template <typename Source, MlaCacheFormat Format>
 constexpr int write_blocks(bool wide, bool rotated, bool r1) {
-    return !wide || sizeof(Source) == 4 ? 4 : rotated ? (r1 ? 10 : 8) : r1 ? 16 : 10;
+    return !wide || sizeof(Source) == 4      ? 4
+           : rotated                         ? (r1 ? 10 : 8)
+           : r1 && !Row<Format>::kTokenScale ? 16
+                                             : 10;
 }
 
 template <typename Source, MlaCacheFormat Format, bool Wide, bool Rotated, bool R1>
-__global__ void __launch_bounds__(kWriteThreads, write_blocks<Source>(Wide, Rotated, R1))
+__global__ void __launch_bounds__(kWriteThreads, (write_blocks<Source, Format>(Wide, Rotated, R1)))
     cache_write_kernel(const __grid_constant__ MlaCacheWriteParams p,
                        const __grid_constant__ WritePlan plan) {
     // The next kernel of a layer may be a GEMM that need not wait to load its weights.

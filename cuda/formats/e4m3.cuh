@@ -1,4 +1,4 @@
-// Octets of e4m3 bytes, which both fp8 formats are made of.
+// Octets of e4m3 bytes, which the formats of fp8 are made of.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -29,6 +29,16 @@ __device__ __forceinline__ void from_e4m3_octet(const Octet<uint8_t>& from, floa
         x[i] = pair.x;
         x[i + 1] = pair.y;
     }
+}
+
+// The largest magnitude of an octet, and of what was seen before it. NaN is none.
+template <typename Source>
+__device__ __forceinline__ float largest_magnitude(const Octet<Source>& x, float before) {
+    float y[kOctet];
+    to_floats(x, y);
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) before = fmaxf(before, fabsf(y[i]));
+    return before;
 }
 
 // Dequantises an octet, rounding once.

@@ -49,6 +49,8 @@ struct Scale {
 //
 //   shape(L, R)          its RowShape for L latent and R rotary values
 //   kTensorScale         true if the whole cache has one scale, `cache_scale`
+//   kTokenScale          true if each latent has one, `token_scale` of its largest magnitude, which
+//                        `put_scale` writes
 //   kSplits              true if rotary keys may lie in a tensor of their own
 //   kLatentMultiple      L must be a multiple of this
 //   latent_scale(...)    the scale of a latent octet; called by all lanes of a warp together

@@ -11,6 +11,7 @@
 #include "f32.cuh"
 #include "fp8.cuh"
 #include "fp8_ds_mla.cuh"
+#include "fp8_per_token.cuh"
 
 namespace mla {
 
@@ -19,13 +20,14 @@ namespace mla {
     each(MLA_CACHE_F16)         \
     each(MLA_CACHE_BF16)        \
     each(MLA_CACHE_FP8)         \
-    each(MLA_CACHE_FP8_DS_MLA)
+    each(MLA_CACHE_FP8_DS_MLA)  \
+    each(MLA_CACHE_FP8_PER_TOKEN)
 
 // Accepted formats, for refusals.
-constexpr const char* kCacheFormats = "a value of MlaCacheFormat (0..=4)";
+constexpr const char* kCacheFormats = "a value of MlaCacheFormat (0..=5)";
 
 #define MLA_ONE_MORE(Format) +1
-static_assert(0 MLA_CACHE_FORMATS(MLA_ONE_MORE) == 5, "kCacheFormats says which values there are");
+static_assert(0 MLA_CACHE_FORMATS(MLA_ONE_MORE) == 6, "kCacheFormats says which values there are");
 #undef MLA_ONE_MORE
 
 // Calls f(std::integral_constant<MlaCacheFormat, ...>) for a format of the C interface, and returns

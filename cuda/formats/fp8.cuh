@@ -9,6 +9,7 @@ namespace mla {
 template <>
 struct Row<MLA_CACHE_FP8> {
     static constexpr bool kTensorScale = true;
+    static constexpr bool kTokenScale = false;
     static constexpr bool kSplits = true;
     static constexpr int64_t kLatentMultiple = 1;
     static constexpr RowShape shape(int64_t latent_dim, int64_t rope_dim) {
@@ -49,7 +50,8 @@ struct Row<MLA_CACHE_FP8> {
     using Rope = Octet<uint8_t>;
 
     template <bool Wide>
-    static __device__ __forceinline__ Latent latent(const char* row, int octet, int latent_dim) {
+    static __device__ __forceinline__ Latent latent(const char* row, int octet, int latent_dim,
+                                                    int) {
         return load<Wide>(reinterpret_cast<const uint8_t*>(row) + octet * kOctet,
                           latent_dim - octet * kOctet);
     }

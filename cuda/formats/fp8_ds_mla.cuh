@@ -20,6 +20,7 @@ __device__ __forceinline__ float power_of_two_scale(float amax) {
 template <>
 struct Row<MLA_CACHE_FP8_DS_MLA> {
     static constexpr bool kTensorScale = false;
+    static constexpr bool kTokenScale = false;
     static constexpr bool kSplits = false;
     static constexpr int64_t kLatentMultiple = kScaleGroup;
     static constexpr RowShape shape(int64_t latent_dim, int64_t rope_dim) {
@@ -33,12 +34,7 @@ struct Row<MLA_CACHE_FP8_DS_MLA> {
     static __device__ __forceinline__ Scale latent_scale(const Octet<Source>& x, bool mine,
                                                          const Scale&) {
         float amax = 0.f;
-        if (mine) {
-            float y[kOctet];
-            to_floats(x, y);
-#pragma unroll
-            for (int i = 0; i < kOctet; ++i) amax = fmaxf(amax, fabsf(y[i]));
-        }
+        if (mine) amax = largest_magnitude(x, amax);
 #pragma unroll
         for (int step = 8; step > 0; step /= 2)
             amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, step));
@@ -76,7 +72,8 @@ struct Row<MLA_CACHE_FP8_DS_MLA> {
     using Rope = Octet<__nv_bfloat16>;
 
     template <bool Wide>
-    static __device__ __forceinline__ Latent latent(const char* row, int octet, int latent_dim) {
+    static __device__ __forceinline__ Latent latent(const char* row, int octet, int latent_dim,
+                                                    int) {
         return {load<Wide>(reinterpret_cast<const uint8_t*>(row) + octet * kOctet, kOctet),
                 reinterpret_cast<const float*>(row + latent_dim)[octet / (kScaleGroup / kOctet)]};
     }

@@ -8,6 +8,7 @@ namespace mla {
 template <typename T>
 struct PlainRow {
     static constexpr bool kTensorScale = false;
+    static constexpr bool kTokenScale = false;
     static constexpr bool kSplits = true;
     static constexpr int64_t kLatentMultiple = 1;
     static constexpr RowShape shape(int64_t latent_dim, int64_t rope_dim) {
@@ -39,7 +40,8 @@ struct PlainRow {
     using Rope = Octet<T>;
 
     template <bool Wide>
-    static __device__ __forceinline__ Latent latent(const char* row, int octet, int latent_dim) {
+    static __device__ __forceinline__ Latent latent(const char* row, int octet, int latent_dim,
+                                                    int) {
         return load<Wide>(reinterpret_cast<const T*>(row) + octet * kOctet,
                           latent_dim - octet * kOctet);
     }

@@ -64,7 +64,7 @@ typedef enum MlaDtype { MLA_DTYPE_BF16 = 0, MLA_DTYPE_F16 = 1, MLA_DTYPE_F32 = 3
  *
  * `cache_rope` says where rotary keys lie if that is not behind the latents: in a tensor of their
  * own, at strides of its own. Rows of `cache` are then of latents alone. Null stands for rows of
- * both, and its strides are not read. MLA_CACHE_FP8_DS_MLA is one row.
+ * both, and its strides are not read. MLA_CACHE_FP8_DS_MLA and MLA_CACHE_FP8_PER_TOKEN are one row.
  */
 typedef enum MlaCacheFormat {
     /* L + R values of f32, f16 or bf16 */
@@ -76,7 +76,12 @@ typedef enum MlaCacheFormat {
     MLA_CACHE_FP8 = 3,
     /* L bytes of e4m3, L/128 f32 scales (a power of two for each 128 values), then R values of
      * bf16 */
-    MLA_CACHE_FP8_DS_MLA = 4
+    MLA_CACHE_FP8_DS_MLA = 4,
+    /* L bytes of e4m3, R values of bf16, then the latent's f32 scale (any; the largest magnitude
+     * divided by 448 when written) at the next multiple of 4 bytes. Rows begin at multiples of 16
+     * bytes, and kernels may read the 16 bytes in which a row ends: 656 for (512, 64), of which the
+     * last 12 mean nothing */
+    MLA_CACHE_FP8_PER_TOKEN = 5
 } MlaCacheFormat;
 
 /*
@@ -406,7 +411,7 @@ typedef struct MlaCacheWriteParams {
     int32_t page_size;
     /* of query_rope */
     int32_t heads;
-    /* a multiple of 128 for MLA_CACHE_FP8_DS_MLA */
+    /* a multiple of 128 for MLA_CACHE_FP8_DS_MLA, and of 4 for MLA_CACHE_FP8_PER_TOKEN */
     int32_t latent_dim;
     /* even if something is rotated */
     int32_t rope_dim;

@@ -52,6 +52,7 @@ pub const MLA_CACHE_F16: MlaCacheFormat = 1;
 pub const MLA_CACHE_BF16: MlaCacheFormat = 2;
 pub const MLA_CACHE_FP8: MlaCacheFormat = 3;
 pub const MLA_CACHE_FP8_DS_MLA: MlaCacheFormat = 4;
+pub const MLA_CACHE_FP8_PER_TOKEN: MlaCacheFormat = 5;
 pub type MlaCacheFormat = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -162,7 +162,12 @@ impl<D: Stopwatch> Bench<'_, D> {
 
     fn writes(&mut self) -> Result<()> {
         for tokens in [128, 8192, 65536] {
-            for format in [KvFormat::BF16, KvFormat::Fp8, KvFormat::Fp8DsMla] {
+            for format in [
+                KvFormat::BF16,
+                KvFormat::Fp8,
+                KvFormat::Fp8DsMla,
+                KvFormat::Fp8PerToken,
+            ] {
                 for heads in [None, Some(16)] {
                     self.write(tokens, format, heads)?;
                 }
@@ -222,7 +227,12 @@ impl<D: Stopwatch> Bench<'_, D> {
 
     fn gathers(&mut self) -> Result<()> {
         for (rows, segments) in [(8192, 4), (65536, 1), (65536, 32), (65536, 1024)] {
-            for format in [KvFormat::BF16, KvFormat::Fp8, KvFormat::Fp8DsMla] {
+            for format in [
+                KvFormat::BF16,
+                KvFormat::Fp8,
+                KvFormat::Fp8DsMla,
+                KvFormat::Fp8PerToken,
+            ] {
                 let name = format!("gather {format}, {rows} rows, {segments} segments");
                 if self.skips(&name, rows) {
                     continue;

@@ -85,6 +85,8 @@ fn every_dtype_and_cache_format_agrees_with_the_reference() {
         ("f16", "fp8 --split-cache"),
         ("f16", "fp8_ds_mla"),
         ("bf16", "fp8_ds_mla"),
+        ("f16", "fp8_per_token"),
+        ("bf16", "fp8_per_token"),
     ] {
         let report = json(
             &format!("{dtype}_{kv}"),

@@ -54,7 +54,7 @@ pub struct DecodeCase {
     pub nan_queries: Vec<[usize; 3]>,
     /// Elements of cached rows that are NaN: `[request, position, column]`.
     pub nan_rows: Vec<[usize; 3]>,
-    /// Rewrites the scales of a cache whose groups of latent values have their own.
+    /// Rewrites the scales of a cache whose rows, or groups of their values, have their own.
     pub group_scales: Option<GroupScales>,
     /// Format of the queries; `None`: the one that the backend asks for.
     pub query_format: Option<QueryFormat>,
@@ -70,7 +70,8 @@ pub struct DecodeCase {
 #[derive(Clone, Copy, Debug)]
 pub struct GroupScales {
     /// Exponents of the powers of two by which the scales of the four groups are multiplied: one
-    /// set for 40 rows of a request, the other for the next 40, in turn.
+    /// set for 40 rows of a request, the other for the next 40, in turn. A row of one scale takes
+    /// the first.
     pub exponents: [[i32; 4]; 2],
     /// Factor of all scales, which is 1 if they are to be powers of two.
     pub factor: f64,
@@ -96,7 +97,11 @@ impl GroupScales {
         }
         let scale = f64::from(layout.scale);
         let mut bytes = reference::encode_row(layout.format, latent, &row, scale);
-        let scales = bytes[latent..][..latent / 128 * 4].chunks_exact_mut(4);
+        let scales = match layout.format {
+            KvFormat::Fp8PerToken => layout.row_bytes() - 4..layout.row_bytes(),
+            _ => latent..latent + latent / 128 * 4,
+        };
+        let scales = bytes[scales].chunks_exact_mut(4);
         for (group, scale) in scales.enumerate() {
             let by = 2f64.powi(self.exponents[half][group % 4]) * self.factor;
             let old = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
@@ -697,7 +702,7 @@ impl Step {
         }
         let mut layout = CacheLayout::contiguous(dims, format, pages, page_size);
         let element = bytes_of_element(format);
-        layout.row_stride = placement.row_bytes(element, layout.row_stride);
+        layout.row_stride = placement.row_bytes(element, format.row_bytes(dims));
         layout.page_stride = page_size * layout.row_stride;
         if format.has_tensor_scale() {
             layout.scale = 0.037;

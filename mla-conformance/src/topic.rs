@@ -111,9 +111,9 @@ topics! {
         /// A NaN in a cache row: in the outputs of those that see the row, and in no other, where
         /// the spec promises that.
         NanRows = nan_rows,
-        /// Groups of latent values whose scales are far apart, within a row and from row to row,
-        /// for cache formats that have groups. Each group's outputs are held to a tolerance of its
-        /// own.
+        /// Scales that are far apart, of groups of latent values within a row and from row to row,
+        /// for cache formats whose rows have scales. Each group's outputs are held to a tolerance
+        /// of its own.
         GroupScales = group_scales,
         /// Lists of slots, where the spec has them.
         SlotLists = slot_lists,

@@ -209,18 +209,34 @@ fn encode_row(layout: &CacheLayout, row: &[f32], to: [&mut [u8]; 2]) {
                 .chunks_exact_mut(GROUP)
                 .zip(latent.chunks_exact(GROUP));
             for ((codes, values), to) in groups.zip(scales.chunks_exact_mut(4)) {
-                let amax = values
-                    .iter()
-                    .fold(0.0f32, |amax, value| amax.max(value.abs()));
-                let scale = fp8::power_of_two_scale(amax);
-                for (code, value) in codes.iter_mut().zip(values) {
-                    *code = fp8::encode(value / scale);
-                }
-                to.copy_from_slice(&scale.to_le_bytes());
+                quantise(values, fp8::power_of_two_scale, codes, to);
             }
             store::<bf16>(rope, to_rope);
         }
+        KvFormat::Fp8PerToken => {
+            let (to_rope, scale) = to_rope.split_at_mut(to_rope.len() - 4);
+            quantise(latent, fp8::token_scale, to, scale);
+            store::<bf16>(rope, to_rope);
+            to_rope[2 * rope.len()..].fill(0);
+        }
     }
+}
+
+// Stores values that share a scale, and the scale, which `scale_of` makes of the largest magnitude.
+// NaN is none.
+fn quantise(values: &[f32], scale_of: fn(f32) -> f32, codes: &mut [u8], scale_to: &mut [u8]) {
+    let amax = values
+        .iter()
+        .fold(0.0f32, |amax, value| amax.max(value.abs()));
+    let scale = scale_of(amax);
+    for (code, value) in codes.iter_mut().zip(values) {
+        *code = fp8::encode(value / scale);
+    }
+    scale_to.copy_from_slice(&scale.to_le_bytes());
+}
+
+fn scale_of(bytes: &[u8]) -> f32 {
+    f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
 fn decode_row<S: Lane>(layout: &CacheLayout, [from, from_rope]: [&[u8]; 2], row: &mut [S]) {
@@ -241,10 +257,14 @@ fn decode_row<S: Lane>(layout: &CacheLayout, [from, from_rope]: [&[u8]; 2], row:
                 .chunks_exact(GROUP)
                 .zip(latent.chunks_exact_mut(GROUP));
             for ((codes, values), scale) in groups.zip(scales.chunks_exact(4)) {
-                let scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
-                S::decode_fp8(codes, scale, values);
+                S::decode_fp8(codes, scale_of(scale), values);
             }
             load::<bf16, S>(from_rope, rope);
+        }
+        KvFormat::Fp8PerToken => {
+            let (from_rope, scale) = from_rope.split_at(from_rope.len() - 4);
+            S::decode_fp8(from, scale_of(scale), latent);
+            load::<bf16, S>(&from_rope[..2 * layout.dims.head.rope as usize], rope);
         }
     }
 }

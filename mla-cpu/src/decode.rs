@@ -106,7 +106,7 @@ struct PartialSize {
     provider = "native",
     sm = "any",
     dtypes = "f32,f16,bf16",
-    kv = "f32,f16,bf16,fp8,fp8_ds_mla",
+    kv = "f32,f16,bf16,fp8,fp8_ds_mla,fp8_per_token",
     query_len = "ragged",
     sparse = "optional",
     quant_output = true,

@@ -57,10 +57,18 @@ pub fn encode(value: f32) -> u8 {
     sign | code
 }
 
-/// Returns the scale of a group in the fp8_ds_mla format: amax / 448 rounded up to a power of two,
-/// amax taken as at least 1e-4 so that a group of zeros has a scale.
+/// The magnitude that scales count with at least, so that zeros have one.
+const MIN_AMAX: f32 = 1e-4;
+
+/// Returns the scale of a latent in the fp8_per_token format: amax / 448, amax taken as at least
+/// 1e-4 and at most as the largest finite number.
+pub fn token_scale(amax: f32) -> f32 {
+    amax.clamp(MIN_AMAX, f32::MAX) / MAX
+}
+
+/// Returns the scale of a group in the fp8_ds_mla format: the same, rounded up to a power of two.
 pub fn power_of_two_scale(amax: f32) -> f32 {
-    let bits = (amax.clamp(1e-4, f32::MAX) / MAX).to_bits();
+    let bits = token_scale(amax).to_bits();
     let mantissa = bits & 0x7f_ffff;
     f32::from_bits(bits - mantissa + if mantissa == 0 { 0 } else { 1 << 23 })
 }

@@ -82,7 +82,12 @@ fn bits((out, lse): &Attended) -> Vec<u32> {
 /// touched.
 #[test]
 fn far_rows() {
-    for format in [KvFormat::BF16, KvFormat::Fp8, KvFormat::Fp8DsMla] {
+    for format in [
+        KvFormat::BF16,
+        KvFormat::Fp8,
+        KvFormat::Fp8DsMla,
+        KvFormat::Fp8PerToken,
+    ] {
         let near_layout = CacheLayout::contiguous(DIMS, format, 3, 64);
         let row = near_layout.row_stride;
         let element_bytes = format.dtype().map_or(1, DType::bytes);

@@ -70,6 +70,26 @@ fn nan_and_infinity_in_groups() {
 }
 
 #[test]
+fn scales_of_tokens() {
+    let scale = |bytes: &[u8]| f32::from_le_bytes(bytes[LATENT + 4..][..4].try_into().unwrap());
+    let format = KvFormat::Fp8PerToken;
+    // The largest magnitude is exact to the scale's rounding, and NaN is none.
+    let (bytes, got) = through::<f32>(format, 1.0, &[f32::NAN, -100.0]);
+    assert_eq!(scale(&bytes), 100.0 / 448.0);
+    assert!(got[0].is_nan());
+    assert_eq!(got[1], -448.0 * (100.0 / 448.0));
+    assert!((got[2] - 1.0).abs() < 1.0 / 16.0, "{}", got[2]);
+
+    let (bytes, got) = through::<f32>(format, 1.0, &[f32::NEG_INFINITY]);
+    assert_eq!(scale(&bytes), f32::MAX / 448.0);
+    assert_eq!(got[..2], [-448.0 * (f32::MAX / 448.0), 0.0]);
+
+    let (bytes, got) = through::<f32>(format, 1.0, &[0.0; LATENT]);
+    assert_eq!(scale(&bytes), 1e-4 / 448.0);
+    assert_eq!(got, [0.0; LATENT]);
+}
+
+#[test]
 fn sixteen_bit_cache_range() {
     let min = 2f32.powi(-24);
     let given = [65519.0, -65520.0, 3.0 * min, min / 2.0, f32::NAN];

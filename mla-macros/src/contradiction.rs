@@ -81,13 +81,12 @@ fn prefill(spec: &Spec, add: Add<'_>) {
 }
 
 fn caches(spec: &Spec, add: Add<'_>) {
-    const GROUP: u32 = 128;
     // An unquantised cache holds the dtype itself.
     let unquantised = |format: &&Name| vocabulary::DTYPES.contains(format);
     for format in spec.kv.iter().filter(unquantised) {
         if !spec.dtypes.contains(format) {
             let given = format!("`{}`, which is not among `dtypes`", format.text);
-            let accepted = format!("fp8, fp8_ds_mla, or the dtypes: {}", texts(&spec.dtypes));
+            let accepted = format!("quantised formats, or the dtypes: {}", texts(&spec.dtypes));
             let hint = "an unquantised cache holds the dtype of the queries";
             add(key::KV, key::DTYPES, Fault::new(given, accepted).hint(hint));
         }
@@ -95,22 +94,30 @@ fn caches(spec: &Spec, add: Add<'_>) {
     if spec.kv.iter().all(|format| unquantised(&format)) {
         for dtype in spec.dtypes.iter().filter(|dtype| !spec.kv.contains(dtype)) {
             let given = format!("no format for the dtype `{}`", dtype.text);
-            let accepted = format!("`{}`, fp8 or fp8_ds_mla beside the others", dtype.text);
+            let accepted = format!("`{}`, or a quantised format beside the others", dtype.text);
             let hint = "add one, or take the dtype out of `dtypes`";
             add(key::KV, key::DTYPES, Fault::new(given, accepted).hint(hint));
         }
     }
-    let grouped = spec.kv.iter().any(|format| format.text == "fp8_ds_mla");
-    for [latent, rope] in spec.cache_dims.iter().flatten().filter(|_| grouped) {
-        if !latent.is_multiple_of(GROUP) {
-            let given = format!("`({latent},{rope})` beside the kv format `fp8_ds_mla`");
-            let accepted = format!("a latent width that is a multiple of {GROUP}");
-            let hint = "each group of 128 values shares a scale";
-            add(
-                key::CACHE_DIMS,
-                key::KV,
-                Fault::new(given, accepted).hint(hint),
-            );
+    // The formats whose latents have to be multiples, and why.
+    let multiples = [
+        ("fp8_ds_mla", 128, "each group of 128 values shares a scale"),
+        (
+            "fp8_per_token",
+            4,
+            "what follows a latent is aligned to 4 bytes",
+        ),
+    ];
+    for [latent, rope] in spec.cache_dims.iter().flatten() {
+        for (format, multiple, hint) in multiples {
+            let listed = spec.kv.iter().any(|name| name.text == format);
+            if !listed || latent.is_multiple_of(multiple) {
+                continue;
+            }
+            let given = format!("`({latent},{rope})` beside the kv format `{format}`");
+            let accepted = format!("a latent width that is a multiple of {multiple}");
+            let fault = Fault::new(given, accepted).hint(hint);
+            add(key::CACHE_DIMS, key::KV, fault);
         }
     }
     // R is a width of both: a row whose R no head has can never be asked for.

@@ -97,7 +97,7 @@ keys! {
         "`any`, a range such as `1..=128`, or a list such as `16|64|128`",
         "The numbers of query heads.";
     KV = "kv", Text, DECODE, "\"bf16,fp8\"", Some("the unquantised formats of the dtypes"),
-        "a list of f32, f16, bf16, fp8, fp8_ds_mla",
+        "a list of f32, f16, bf16, fp8, fp8_ds_mla, fp8_per_token",
         "The cache formats.";
     PAGE_SIZES = "page_sizes", Text, DECODE, "\"32|64\"", Some("any"),
         "`any`, a list such as `32|64`, or `x16` for the multiples of 16",

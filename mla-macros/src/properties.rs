@@ -40,7 +40,7 @@ fn text() -> impl Strategy<Value = String> {
     prop_oneof![
         any::<String>(),
         "[0-9xo+.|,:()=* a-f_-]{0,24}",
-        "(any|f32|f16|bf16|fp8|fp8_ds_mla|90|10x|80\\+|x16|1..=128|\\*:1)\
+        "(any|f32|f16|bf16|fp8|fp8_ds_mla|fp8_per_token|90|10x|80\\+|x16|1..=128|\\*:1)\
          ([|, ](f16|bf16|fp8|100|90|\\*)){0,3}",
     ]
 }

@@ -43,7 +43,8 @@ values! {
         "float float32 fp32 single" to "f32"
         "half float16 fp16" to "f16"
         "bfloat16 bfloat brain" to "bf16"
-        "fp8 f8 float8 e4m3 fp8_e4m3 float8_e4m3fn fp8_e5m2 e5m2 fp8_ds_mla" say
+        "fp8 f8 float8 e4m3 fp8_e4m3 float8_e4m3fn fp8_e5m2 e5m2 fp8_ds_mla \
+         fp8_per_token" say
             "that is a format of the cache, which the key `kv` lists; queries and outputs have a \
              dtype"
         "any all * auto" say "a list names each, as in `f32,f16,bf16`"
@@ -72,6 +73,7 @@ values! {
         "bfloat16 bfloat brain" to "bf16"
         "f8 float8 e4m3 fp8_e4m3 fp8_e4m3fn float8_e4m3fn float8_e4m3" to "fp8"
         "ds_mla fp8_ds fp8_mla fp8_with_scales" to "fp8_ds_mla"
+        "snapmla snap_mla per_token fp8_token" to "fp8_per_token"
         "e5m2 fp8_e5m2 float8_e5m2" say "`fp8` holds e4m3 values, and no format holds e5m2"
         "auto default same dtype dtypes none unquantised unquantized" say
             "leave the key out for the unquantised formats of the dtypes"
@@ -130,7 +132,8 @@ values! {
         "causal" say "attention is causal without a feature: leave it out"
         "noncausal bidirectional" to "non_causal"
         "llama_4_scaling query_scale query_scaling" to "query_scales"
-        "fp8 fp8_ds_mla quantised_cache" say "a format of the cache stands in the key `kv`"
+        "fp8 fp8_ds_mla fp8_per_token quantised_cache" say
+            "a format of the cache stands in the key `kv`"
         "sparse sparsity topk" say "lists of slots are the key `sparse`"
         "lse log_sum_exp" say "the log-sum-exp is the key `lse`"
         "graphs cuda_graph cuda_graphs graph" say "graphs are the key `graphs`"

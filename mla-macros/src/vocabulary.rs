@@ -24,6 +24,7 @@ pub(crate) const KV_FORMATS: &[Name] = &[
     name("bf16", "BF16"),
     name("fp8", "Fp8"),
     name("fp8_ds_mla", "Fp8DsMla"),
+    name("fp8_per_token", "Fp8PerToken"),
 ];
 
 /// `spec::QueryLen`, each level including the ones before it.

@@ -247,8 +247,8 @@ fn a_request_that_no_backend_could_serve_is_an_error() {
         ),
         (
             SelectionRequest::new(SM90, R1.with_dims(odd).with_kv_format(KvFormat::Fp8DsMla)),
-            "kv_format: given fp8_ds_mla for a latent of 100, accepted fp8_ds_mla for a latent \
-             that is a multiple of 128",
+            "kv_format: given fp8_ds_mla for a latent of 100, accepted latents that are multiples \
+             of 128 in fp8_ds_mla, and of 4 in fp8_per_token",
         ),
     ] {
         assert_eq!(registry.explain(&request).unwrap_err().to_string(), message);

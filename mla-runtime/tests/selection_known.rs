@@ -456,8 +456,8 @@ fn split_cache_concerns_decode() {
     assert_eq!(
         fault(split.with_kv_format(KvFormat::Fp8DsMla)).as_deref(),
         Some(
-            "kv_format: given fp8_ds_mla in a split cache, accepted f32, f16, bf16 or fp8: \
-             fp8_ds_mla is one row"
+            "kv_format: given fp8_ds_mla, accepted f32, f16, bf16 or fp8 in a split cache: the \
+             others are one row"
         )
     );
     let without_rope = split.with_dims(MlaDims::new(512, HeadDims::new(128, 0, 128)));

@@ -146,7 +146,7 @@ fn params(
     }
     let cache = call.cache.layout();
     let element = match cache.format {
-        KvFormat::Fp8 | KvFormat::Fp8DsMla => 1,
+        KvFormat::Fp8 | KvFormat::Fp8DsMla | KvFormat::Fp8PerToken => 1,
         KvFormat::F32 | KvFormat::F16 | KvFormat::BF16 => problem.dtype.bytes(),
     };
     let mut params = shape(config, batch.max_query_len.max(1))?;

@@ -42,6 +42,7 @@ pub(crate) fn format_code(format: KvFormat) -> i32 {
         KvFormat::BF16 => raw::MLA_CACHE_BF16 as i32,
         KvFormat::Fp8 => raw::MLA_CACHE_FP8 as i32,
         KvFormat::Fp8DsMla => raw::MLA_CACHE_FP8_DS_MLA as i32,
+        KvFormat::Fp8PerToken => raw::MLA_CACHE_FP8_PER_TOKEN as i32,
     }
 }
 

@@ -49,16 +49,19 @@ fn dims(latent: usize, rope: usize) -> MlaDims {
 fn random_cache(rng: &mut StdRng, format: KvFormat, pages: usize) -> CacheLayout {
     let (latent, rope) = if rng.random_bool(0.5) {
         pick(rng, &[(512, 64), (256, 32), (512, 0), (128, 64)])
-    } else if format == KvFormat::Fp8DsMla {
-        (128 * rng.random_range(1..6), rng.random_range(0..70))
+    } else if !format.splits() {
+        let multiple = format.latent_multiple() as usize;
+        let latent = multiple * rng.random_range(1..640 / multiple + 1);
+        (latent, rng.random_range(0..70))
     } else {
         (rng.random_range(1..700), rng.random_range(0..300))
     };
     let dims = dims(latent, rope);
-    // Alignment of a row's values, or of its scales of f32.
+    // Alignment of a row's values, of its scales of f32, or of the row.
     let element = match format.dtype() {
         Some(dtype) => dtype.bytes(),
         None if format.has_tensor_scale() => 1,
+        None if format == KvFormat::Fp8PerToken => 16,
         None => 4,
     };
     let gap = |rng: &mut StdRng| pick(rng, &[0, 0, 16, 48, element, 3 * element]);
@@ -171,6 +174,7 @@ fn every_finite_16_bit_value_is_quantised_as_on_the_cpu() {
             (KvFormat::Fp8, 7.7e5),
             (KvFormat::Fp8, 2.5e-7),
             (KvFormat::Fp8DsMla, 1.0),
+            (KvFormat::Fp8PerToken, 1.0),
             (KvFormat::BF16, 1.0),
             (KvFormat::F16, 1.0),
             (KvFormat::F32, 1.0),

@@ -53,7 +53,8 @@ inline CacheFormat cache_format(int format) {
         case MLA_CACHE_FP8_DS_MLA: return CacheFormat::e4m3_grouped;
         case MLA_CACHE_F32:
         case MLA_CACHE_F16:
-        case MLA_CACHE_BF16: break;
+        case MLA_CACHE_BF16:
+        case MLA_CACHE_FP8_PER_TOKEN: break;
     }
     return CacheFormat::plain;
 }

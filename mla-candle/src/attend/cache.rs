@@ -13,8 +13,8 @@ use crate::lend::{Lending, LentMut, layer_dtype, next};
 /// One tensor has rows `[pages, page size, L + R]`, each a token's latent and its rotary key. Two
 /// tensors have latents `[pages, page size, L]` and rotary keys `[pages, page size, R]`, for a
 /// problem with [`Feature::SplitCache`]. Their dtype is that of the problem's cache format. For
-/// `fp8` and `fp8_ds_mla` it is u8, and the last axis is the bytes of a row. There may be gaps
-/// between pages and between rows.
+/// `fp8`, `fp8_ds_mla` and `fp8_per_token` it is u8, and the last axis is the bytes of a row. There
+/// may be gaps between pages and between rows.
 ///
 /// [`Feature::SplitCache`]: mla_runtime::spec::Feature::SplitCache
 #[derive(Clone, Copy)]
@@ -104,7 +104,7 @@ fn pages_of<D: Lending>(
     let size = form.dtype().size_in_bytes();
     let page_size = problem.page_size as usize;
     let right_dtype = match problem.kv_format {
-        KvFormat::Fp8 | KvFormat::Fp8DsMla => form.dtype() == candle_core::DType::U8,
+        KvFormat::Fp8 | KvFormat::Fp8DsMla | KvFormat::Fp8PerToken => form.dtype() == candle_core::DType::U8,
         format => layer_dtype(form.dtype(), name).is_ok_and(|it| KvFormat::of(it).same(format)),
     };
     match (form.dims(), &*strides) {

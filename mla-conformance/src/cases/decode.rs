@@ -271,8 +271,12 @@ impl Cases<'_, DecodeCase> {
     fn group_scales(&self) -> Result<(), Failure> {
         let dtypes = self.accepted.spec.dtypes.iter();
         let both = dtypes.flat_map(|dtype| [false, true].map(|sparse| (*dtype, sparse)));
-        let problems = self.accepted.with(both.collect(), |p, (dtype, sparse)| {
-            (p.dtype, p.sparse, p.kv_format) = (dtype, sparse, KvFormat::Fp8DsMla);
+        let both = both.flat_map(|(dtype, sparse)| {
+            let formats = [KvFormat::Fp8DsMla, KvFormat::Fp8PerToken];
+            formats.map(|format| (dtype, sparse, format))
+        });
+        let problems = self.accepted.with(both.collect(), |p, all| {
+            (p.dtype, p.sparse, p.kv_format) = all;
         });
         for (problem, far) in problems
             .iter()
@@ -281,18 +285,22 @@ impl Cases<'_, DecodeCase> {
             // The smallest scale is the smallest normal number of f16.
             let top = -14 - far;
             let (low, middle) = (top + far, top + far / 2);
+            let has_groups = problem.kv_format == KvFormat::Fp8DsMla;
             let check = |exponents, lead| {
                 self.check(DecodeCase {
                     group_scales: Some(GroupScales {
                         exponents,
-                        factor: 1.0,
+                        // The written scales of single rows are no powers of two already.
+                        factor: if has_groups { 1.0 } else { 1.5 },
                         queries: -top,
                         lead,
                     }),
                     ..DecodeCase::new(problem, &[150, 90, 17, 1])
                 })
             };
-            check([[top, low, top, middle]; 2], 0.0)?;
+            if has_groups {
+                check([[top, low, top, middle]; 2], 0.0)?;
+            }
             // Rows that are this far apart share the factor that brings a row's scales into f16's
             // range on some GPUs.
             if far >= -10 {

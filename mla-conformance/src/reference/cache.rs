@@ -101,6 +101,21 @@ pub fn encode_row(format: KvFormat, latent: usize, row: &[f64], scale: f64) -> V
             let rope = row[latent..].iter().flat_map(|x| encode_bf16(*x));
             codes.into_iter().chain(scales).chain(rope).collect()
         }
+        KvFormat::Fp8PerToken => {
+            let (latent, rope) = row.split_at(latent);
+            let least = f64::from(1e-4f32);
+            let amax = latent.iter().fold(least, |amax, x| amax.max(x.abs()));
+            let scale = (amax.min(f32::MAX.into()) / 448.0) as f32;
+            // Writers divide in f32.
+            let codes = latent
+                .iter()
+                .map(|x| encode_e4m3((*x as f32 / scale).into()));
+            let rope = rope.iter().flat_map(|x| encode_bf16(*x));
+            let mut bytes: Vec<u8> = codes.chain(rope).collect();
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+            bytes.extend(scale.to_le_bytes());
+            bytes
+        }
     }
 }
 
@@ -133,6 +148,12 @@ pub fn decode_row(
             let values =
                 (0..latent).map(|k| decode_e4m3(row[k]) * f64::from(single(latent + k / 128 * 4)));
             let rope = (0..rope).map(|k| bf16::from_le_bytes(half(tail + 2 * k)).to_f64());
+            values.chain(rope).collect()
+        }
+        KvFormat::Fp8PerToken => {
+            let scale = f64::from(single(latent + (2 * rope).next_multiple_of(4)));
+            let values = (0..latent).map(|k| decode_e4m3(row[k]) * scale);
+            let rope = (0..rope).map(|k| bf16::from_le_bytes(half(latent + 2 * k)).to_f64());
             values.chain(rope).collect()
         }
     }

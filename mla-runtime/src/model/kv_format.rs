@@ -39,6 +39,10 @@ formats! {
     /// L bytes of e4m3, then L/128 f32 scales (one per 128 values: readers take any, our writers
     /// round up to a power of two), then R values of bf16: 656 bytes at L = 512, R = 64.
     Fp8DsMla = "fp8_ds_mla",
+    /// L bytes of e4m3, R values of bf16, then the latent's f32 scale at the next multiple of 4
+    /// bytes: 644 bytes at L = 512, R = 64. Readers take any scale; our writers store the largest
+    /// magnitude divided by 448. Kernels of GPUs take pitches of whole 16 bytes, here 656.
+    Fp8PerToken = "fp8_per_token",
 }
 
 impl KvFormat {
@@ -60,7 +64,7 @@ impl KvFormat {
             Self::F32 => Some(DType::F32),
             Self::F16 => Some(DType::F16),
             Self::BF16 => Some(DType::BF16),
-            Self::Fp8 | Self::Fp8DsMla => None,
+            Self::Fp8 | Self::Fp8DsMla | Self::Fp8PerToken => None,
         }
     }
 
@@ -68,25 +72,32 @@ impl KvFormat {
     /// [`CacheLayout::scale`](crate::tensor::CacheLayout::scale): value = stored · scale.
     pub const fn has_tensor_scale(self) -> bool {
         match self {
-            Self::F32 | Self::F16 | Self::BF16 | Self::Fp8DsMla => false,
+            Self::F32 | Self::F16 | Self::BF16 | Self::Fp8DsMla | Self::Fp8PerToken => false,
             Self::Fp8 => true,
         }
     }
 
-    /// Returns true if rows of these dimensions can be laid out in this format: `Fp8DsMla` needs a
-    /// latent of whole groups of 128.
+    /// Returns true if rows of these dimensions can be laid out in this format.
     pub const fn holds(self, dims: MlaDims) -> bool {
+        dims.latent.is_multiple_of(self.latent_multiple())
+    }
+
+    /// The number that divides the latent's width: `Fp8DsMla` has whole groups of 128, and what
+    /// follows the latent of `Fp8PerToken` is aligned to 4 bytes.
+    pub const fn latent_multiple(self) -> u32 {
         match self {
-            Self::F32 | Self::F16 | Self::BF16 | Self::Fp8 => true,
-            Self::Fp8DsMla => dims.latent.is_multiple_of(Self::DS_MLA_GROUP),
+            Self::F32 | Self::F16 | Self::BF16 | Self::Fp8 => 1,
+            Self::Fp8DsMla => Self::DS_MLA_GROUP,
+            Self::Fp8PerToken => 4,
         }
     }
 
-    /// Returns true if latents and rotary keys may lie in two tensors. `Fp8DsMla` is one row.
+    /// Returns true if latents and rotary keys may lie in two tensors. `Fp8DsMla` and `Fp8PerToken`
+    /// are one row.
     pub const fn splits(self) -> bool {
         match self {
             Self::F32 | Self::F16 | Self::BF16 | Self::Fp8 => true,
-            Self::Fp8DsMla => false,
+            Self::Fp8DsMla | Self::Fp8PerToken => false,
         }
     }
 
@@ -95,24 +106,35 @@ impl KvFormat {
         self.latent_bytes(dims) + self.rope_bytes(dims)
     }
 
-    /// Bytes of a latent with its scales, behind which the rotary key of a row begins.
+    /// Bytes from one row to the next in a cache that the library lays out: the next multiple of 16
+    /// in `Fp8PerToken`, as kernels of GPUs want it, and a row in every other format.
+    pub const fn pitch(self, dims: MlaDims) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 | Self::Fp8 | Self::Fp8DsMla => self.row_bytes(dims),
+            Self::Fp8PerToken => self.row_bytes(dims).next_multiple_of(16),
+        }
+    }
+
+    /// Bytes of a latent, with its scales in `Fp8DsMla`, behind which the rotary key of a row
+    /// begins.
     pub const fn latent_bytes(self, dims: MlaDims) -> usize {
         let latent = dims.latent as usize;
         match self {
             Self::F32 => 4 * latent,
             Self::F16 | Self::BF16 => 2 * latent,
-            Self::Fp8 => latent,
+            Self::Fp8 | Self::Fp8PerToken => latent,
             Self::Fp8DsMla => latent + 4 * (latent / Self::DS_MLA_GROUP as usize),
         }
     }
 
-    /// Bytes of a rotary key.
+    /// Bytes of a rotary key, with the scale behind it in `Fp8PerToken`.
     pub const fn rope_bytes(self, dims: MlaDims) -> usize {
         let rope = dims.head.rope as usize;
         match self {
             Self::F32 => 4 * rope,
             Self::F16 | Self::BF16 | Self::Fp8DsMla => 2 * rope,
             Self::Fp8 => rope,
+            Self::Fp8PerToken => (2 * rope).next_multiple_of(4) + 4,
         }
     }
 
@@ -150,7 +172,8 @@ mod tests {
         let bytes = |format: KvFormat| format.row_bytes(MlaDims::R1);
         assert_eq!(
             KvFormat::ALL.iter().map(|f| bytes(*f)).collect::<Vec<_>>(),
-            [2304, 1152, 1152, 576, 656]
+            [2304, 1152, 1152, 576, 656, 644]
         );
+        assert_eq!(KvFormat::Fp8PerToken.pitch(MlaDims::R1), 656);
     }
 }

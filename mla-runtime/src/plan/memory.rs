@@ -165,12 +165,15 @@ impl MemoryNeeds {
             return Err(PlanError::invalid(
                 "kv_lora_rank",
                 dims.latent,
-                format!("what a cache row of format {kv_format} can hold, whole groups of 128"),
+                format!(
+                    "a multiple of {} for rows of {kv_format}",
+                    kv_format.latent_multiple()
+                ),
             ));
         }
         let (row_bytes, rope_bytes) = match problem.has_split_cache() {
             true => (kv_format.latent_bytes(dims), kv_format.rope_bytes(dims)),
-            false => (kv_format.row_bytes(dims), 0),
+            false => (kv_format.pitch(dims), 0),
         };
         let counted = |bytes: usize| {
             u32::try_from(bytes).map_err(|_| PlanError::Overflow {
@@ -833,12 +836,14 @@ mod tests {
         };
         let needs = of(MlaDims::R1, KvFormat::Fp8DsMla).unwrap();
         assert_eq!((needs.element_bytes, needs.row_bytes), (4, 656));
+        // Rows of 644 bytes, at the pitch that kernels want.
+        let needs = of(MlaDims::R1, KvFormat::Fp8PerToken).unwrap();
+        assert_eq!(needs.row_bytes, 656);
         let narrow = MlaDims::new(200, HeadDims::R1);
         assert_eq!(of(narrow, KvFormat::Fp8).unwrap().row_bytes, 264);
         assert_eq!(
             of(narrow, KvFormat::Fp8DsMla).unwrap_err().to_string(),
-            "kv_lora_rank: given 200, accepted what a cache row of format fp8_ds_mla \
-             can hold, whole groups of 128"
+            "kv_lora_rank: given 200, accepted a multiple of 128 for rows of fp8_ds_mla"
         );
     }
 

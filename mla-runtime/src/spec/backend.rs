@@ -532,8 +532,8 @@ impl BackendSpec {
             match self.kv_formats[i].dtype() {
                 Some(dtype) => assert!(
                     self.accepts_dtype(dtype),
-                    "kv: given a format whose dtype is not among the dtypes, accepted theirs, fp8 \
-                     and fp8_ds_mla"
+                    "kv: given a format whose dtype is not among the dtypes, accepted theirs \
+                     and quantised formats"
                 ),
                 None => quantised = true,
             }
@@ -573,7 +573,7 @@ impl BackendSpec {
             assert!(
                 format.holds(MlaDims::new(rows[i].latent, head)),
                 "cache_dims: given a row that a format of `kv` cannot hold, accepted latent widths \
-                 that are multiples of 128 beside fp8_ds_mla"
+                 that are multiples of 128 beside fp8_ds_mla, and of 4 beside fp8_per_token"
             );
             i += 1;
         }

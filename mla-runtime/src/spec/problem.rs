@@ -148,14 +148,18 @@ impl Problem {
             return Some(Reason {
                 field: Field::KvFormat,
                 given: Given::RowFormat(self.kv_format, latent),
-                accepted: Accepted::Text("fp8_ds_mla for a latent that is a multiple of 128"),
+                accepted: Accepted::Text(
+                    "latents that are multiples of 128 in fp8_ds_mla, and of 4 in fp8_per_token",
+                ),
             });
         }
         if self.has_split_cache() && !self.kv_format.splits() {
             return Some(Reason {
                 field: Field::KvFormat,
-                given: Given::Text("fp8_ds_mla in a split cache"),
-                accepted: Accepted::Text("f32, f16, bf16 or fp8: fp8_ds_mla is one row"),
+                given: Given::KvFormat(self.kv_format),
+                accepted: Accepted::Text(
+                    "f32, f16, bf16 or fp8 in a split cache: the others are one row",
+                ),
             });
         }
         if self.has_split_cache() && rope == 0 {

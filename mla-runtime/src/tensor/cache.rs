@@ -85,7 +85,7 @@ pub struct CacheLayout {
     /// Bytes from one row to the next within a page, fewer than 2²⁷: kernels count them in 32 bits.
     pub row_stride: usize,
     /// The strides of rotary keys in a tensor of their own; `None`: each lies behind its latent.
-    /// [`KvFormat::Fp8DsMla`] is one row.
+    /// [`KvFormat::Fp8DsMla`] and [`KvFormat::Fp8PerToken`] are one row.
     pub split_rope: Option<CacheStrides>,
     /// The scale of [`KvFormat::Fp8`]: value = stored · scale, 2⁻⁶⁰ to 2⁶⁰. 1 in every other
     /// format.
@@ -93,14 +93,14 @@ pub struct CacheLayout {
 }
 
 impl CacheLayout {
-    /// Pages and rows without gaps, and a scale of 1.
+    /// Pages without gaps, of rows at their format's [`pitch`](KvFormat::pitch), and a scale of 1.
     pub const fn contiguous(
         dims: MlaDims,
         format: KvFormat,
         pages: usize,
         page_size: usize,
     ) -> Self {
-        let strides = CacheStrides::contiguous(format.row_bytes(dims), page_size);
+        let strides = CacheStrides::contiguous(format.pitch(dims), page_size);
         Self {
             dims,
             format,
@@ -197,7 +197,10 @@ impl CacheLayout {
             return Err(Error::argument(
                 "cache format",
                 format!("{} with {}", self.format, self.dims),
-                format!("a latent of a multiple of {}", KvFormat::DS_MLA_GROUP),
+                format!(
+                    "a latent of a multiple of {}",
+                    self.format.latent_multiple()
+                ),
             ));
         }
         self.check_tensors(rope.is_some())?;

@@ -341,6 +341,8 @@ fn cache_formats_round_trip() {
         (DType::F16, KvFormat::Fp8),
         (DType::BF16, KvFormat::Fp8DsMla),
         (DType::F16, KvFormat::Fp8DsMla),
+        (DType::BF16, KvFormat::Fp8PerToken),
+        (DType::F16, KvFormat::Fp8PerToken),
     ] {
         for threshold in [0, 4] {
             run(&Case {
@@ -429,7 +431,7 @@ fn longer_requests_go_to_prefill() {
 
 #[test]
 fn sparse_tokens_attend_to_slots() {
-    for kv_format in [KvFormat::BF16, KvFormat::Fp8DsMla] {
+    for kv_format in [KvFormat::BF16, KvFormat::Fp8DsMla, KvFormat::Fp8PerToken] {
         let case = Case {
             sparse: true,
             threshold: 100,
@@ -467,7 +469,7 @@ fn sparse_tokens_attend_to_slots() {
 
 #[test]
 fn short_sparse_requests_are_dense() {
-    for kv_format in [KvFormat::BF16, KvFormat::Fp8DsMla] {
+    for kv_format in [KvFormat::BF16, KvFormat::Fp8DsMla, KvFormat::Fp8PerToken] {
         let case = Case {
             sparse: true,
             dense_within: 40,
@@ -862,6 +864,7 @@ fn cases() -> impl Strategy<Value = Case> {
         Just((DType::BF16, KvFormat::BF16)),
         Just((DType::BF16, KvFormat::Fp8)),
         Just((DType::BF16, KvFormat::Fp8DsMla)),
+        Just((DType::BF16, KvFormat::Fp8PerToken)),
     ];
     let request = prop_oneof![
         4 => (1u32..3, 0u32..60),
@@ -894,7 +897,7 @@ fn cases() -> impl Strategy<Value = Case> {
                 heads,
                 dtype,
                 kv_format: match format {
-                    KvFormat::Fp8DsMla if !format.holds(dims) => KvFormat::of(dtype),
+                    _ if !format.holds(dims) => KvFormat::of(dtype),
                     _ => format,
                 },
                 page_size,

@@ -15,21 +15,21 @@ const NAMED: [(&str, &str, &str, &str); 3] = [
     (
         "see mla-macros/src/vocabulary.rs",
         "mla-macros/src/vocabulary.rs",
-        "    name(\"fp8_ds_mla\", \"Fp8DsMla\"),\n",
-        "    name(\"fp8_ds_mla\", \"Fp8DsMla\"),\n    name(\"made_up\", \"MadeUp\"),\n",
+        "    name(\"fp8_per_token\", \"Fp8PerToken\"),\n",
+        "    name(\"fp8_per_token\", \"Fp8PerToken\"),\n    name(\"made_up\", \"MadeUp\"),\n",
     ),
     (
         "other names than vocabulary::KV_FORMATS",
         "mla-macros/src/key.rs",
-        "\"a list of f32, f16, bf16, fp8, fp8_ds_mla\"",
-        "\"a list of f32, f16, bf16, fp8, fp8_ds_mla, made_up\"",
+        "\"a list of f32, f16, bf16, fp8, fp8_ds_mla, fp8_per_token\"",
+        "\"a list of f32, f16, bf16, fp8, fp8_ds_mla, fp8_per_token, made_up\"",
     ),
     (
         "cannot find value `MLA_CACHE_MADE_UP`",
         "cuda/include/mla.rs",
-        "pub const MLA_CACHE_FP8_DS_MLA: MlaCacheFormat = 4;\n",
-        "pub const MLA_CACHE_FP8_DS_MLA: MlaCacheFormat = 4;\n\
-         pub const MLA_CACHE_MADE_UP: MlaCacheFormat = 5;\n",
+        "pub const MLA_CACHE_FP8_PER_TOKEN: MlaCacheFormat = 5;\n",
+        "pub const MLA_CACHE_FP8_PER_TOKEN: MlaCacheFormat = 5;\n\
+         pub const MLA_CACHE_MADE_UP: MlaCacheFormat = 6;\n",
     ),
 ];
 
@@ -40,8 +40,8 @@ fn rust(tree: &Tree) -> BTreeSet<String> {
     let mut places = BTreeSet::from([enumeration.to_owned()]);
     tree.edit(
         enumeration,
-        "    Fp8DsMla = \"fp8_ds_mla\",\n",
-        "    Fp8DsMla = \"fp8_ds_mla\",\n    /// Made up.\n    MadeUp = \"made_up\",\n",
+        "    Fp8PerToken = \"fp8_per_token\",\n",
+        "    Fp8PerToken = \"fp8_per_token\",\n    /// Made up.\n    MadeUp = \"made_up\",\n",
     );
     for _ in 0..16 {
         let errors = tree.check(&["--workspace", "--lib", "--bins", FEATURES]);
@@ -99,7 +99,7 @@ fn missing_arm(tree: &Tree, error: &Diagnostic) -> (String, usize, String) {
         "src/device/argument.rs" => "raw::MLA_CACHE_MADE_UP as i32",
         file @ "mla-runtime/src/model/kv_format.rs" => match function_at(&tree.read(file), at) {
             "dtype" => "None",
-            "holds" => "true",
+            "latent_multiple" => "1",
             _ => "todo!()",
         },
         _ => "todo!()",
@@ -119,8 +119,8 @@ fn cuda(tree: &Tree) -> BTreeSet<String> {
     let mut places = BTreeSet::from(["cuda/include/mla.h".to_owned()]);
     tree.edit(
         "cuda/include/mla.h",
-        "    MLA_CACHE_FP8_DS_MLA = 4\n",
-        "    MLA_CACHE_FP8_DS_MLA = 4,\n    MLA_CACHE_MADE_UP = 5\n",
+        "    MLA_CACHE_FP8_PER_TOKEN = 5\n",
+        "    MLA_CACHE_FP8_PER_TOKEN = 5,\n    MLA_CACHE_MADE_UP = 6\n",
     );
     let units = units();
     places.extend(switches(tree, &units));
@@ -156,8 +156,8 @@ fn switches(tree: &Tree, units: &[String]) -> BTreeSet<String> {
 fn row(tree: &Tree) -> String {
     tree.edit(
         LIST,
-        "    each(MLA_CACHE_FP8_DS_MLA)\n",
-        "    each(MLA_CACHE_FP8_DS_MLA) each(MLA_CACHE_MADE_UP)\n",
+        "    each(MLA_CACHE_FP8_PER_TOKEN)\n",
+        "    each(MLA_CACHE_FP8_PER_TOKEN) each(MLA_CACHE_MADE_UP)\n",
     );
     // All units that include the list say the same.
     let units = [CACHE_UNIT.to_owned()];
@@ -167,7 +167,7 @@ fn row(tree: &Tree) -> String {
         !of_the_list.is_empty() && of_the_list.iter().all(counts),
         "{of_the_list:?}"
     );
-    tree.edit(LIST, "(MLA_ONE_MORE) == 5", "(MLA_ONE_MORE) == 6");
+    tree.edit(LIST, "(MLA_ONE_MORE) == 6", "(MLA_ONE_MORE) == 7");
     let rows = errors(tree, &units);
     assert!(
         rows.iter().any(|error| error.message.contains("Row<")),
@@ -293,7 +293,7 @@ fn kernels(tree: &Tree, unit: &str, which: &str) -> BTreeSet<String> {
     let names = String::from_utf8(listed.stdout).unwrap();
     let made_up = names
         .lines()
-        .filter(|name| name.contains("(MlaCacheFormat)5>::kernel("));
+        .filter(|name| name.contains("(MlaCacheFormat)6>::kernel("));
     made_up.map(str::to_owned).collect()
 }
 

@@ -21,7 +21,8 @@ Cache cache_of(const MlaDecodeParams& p) {
         case MLA_CACHE_F16: return p.q_dtype == MLA_DTYPE_F16 ? Cache::values : Cache::refused;
         case MLA_CACHE_FP8: return Cache::e4m3;
         case MLA_CACHE_F32:
-        case MLA_CACHE_FP8_DS_MLA: break;
+        case MLA_CACHE_FP8_DS_MLA:
+        case MLA_CACHE_FP8_PER_TOKEN: break;
     }
     return Cache::refused;
 }

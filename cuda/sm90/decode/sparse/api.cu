@@ -16,7 +16,8 @@ bool format_of(const MlaSparseParams& p, Format& format) {
         case MLA_CACHE_F16: format = Format::same; return p.q_dtype == MLA_DTYPE_F16;
         case MLA_CACHE_FP8: format = Format::e4m3; return true;
         case MLA_CACHE_FP8_DS_MLA: format = Format::ds_mla; return true;
-        case MLA_CACHE_F32: break;
+        case MLA_CACHE_F32:
+        case MLA_CACHE_FP8_PER_TOKEN: break;
     }
     return false;
 }
