@@ -161,16 +161,17 @@ void check_split(unsigned seed) {
     check<B, 512, e4m3, 1, 1, 16>(sparse, seed);
 }
 
-// All configs of grouped bytes, with both types of queries.
-void check_scales(const Case& c, unsigned seed, int multiprocessors = 6) {
+// All configs of bytes with scales in their rows, with both types of queries.
+template <CacheFormat kFormat>
+void check_scales(Case c, unsigned seed, int multiprocessors = 6) {
     using B = __nv_bfloat16;
     using H = __half;
-    constexpr auto grouped = CacheFormat::e4m3_grouped;
-    check<B, 512, grouped, 1, 1, 16>(c, seed, kMiddle, multiprocessors);
-    check<H, 512, grouped, 1, 1, 16>(c, seed, kMiddle, multiprocessors);
-    check<H, 512, grouped, 1, 1, 32>(c, seed, kMiddle, multiprocessors);
-    check<H, 512, grouped, 2, 1, 16>(c, seed, kMiddle, multiprocessors);
-    check<H, 512, grouped, 2, 2, 16>(c, seed, kMiddle, multiprocessors);
+    c.format = kFormat;
+    check<B, 512, kFormat, 1, 1, 16>(c, seed, kMiddle, multiprocessors);
+    check<H, 512, kFormat, 1, 1, 16>(c, seed, kMiddle, multiprocessors);
+    check<H, 512, kFormat, 1, 1, 32>(c, seed, kMiddle, multiprocessors);
+    check<H, 512, kFormat, 2, 1, 16>(c, seed, kMiddle, multiprocessors);
+    check<H, 512, kFormat, 2, 2, 16>(c, seed, kMiddle, multiprocessors);
 }
 
 }  // namespace
@@ -182,6 +183,7 @@ int main(int argc, char** argv) {
     constexpr auto plain = CacheFormat::plain;
     constexpr auto e4m3 = CacheFormat::e4m3;
     constexpr auto grouped = CacheFormat::e4m3_grouped;
+    constexpr auto token = CacheFormat::e4m3_token;
     check<B, 512, plain, 1, 1, 16>({"one token", 16, {1}, {40}}, seed);
     check<B, 512, plain, 1, 1, 16>(
         {"ragged", 5, {1, 3, 0, 1}, {70, 33, 9, 0}, 512, 64, 16, plain, false, true, 8.f}, seed);
@@ -215,6 +217,8 @@ int main(int argc, char** argv) {
     check<B, 512, e4m3, 1, 1, 32>(drafts, seed);
     drafts.format = grouped;
     check<H, 512, grouped, 1, 1, 32>(drafts, seed);
+    drafts.format = token;
+    check<B, 512, token, 1, 1, 32>(drafts, seed);
     check<H, 512, plain, 1, 1, 32>({"wide tiles", 16, {1, 1}, {100, 31}, 512, 64, 48}, seed);
     check<B, 512, e4m3, 1, 1, 16>({"e4m3", 16, {1, 1}, {50, 17}, 512, 64, 32, e4m3}, seed);
     check<H, 512, e4m3, 1, 1, 16>({"e4m3 f16", 7, {2}, {50}, 512, 64, 48, e4m3}, seed);
@@ -254,6 +258,9 @@ int main(int argc, char** argv) {
                                      seed);
     check<B, 512, grouped, 2, 1, 16>(
         {"sparse", 32, {1, 1}, {50, 33}, 512, 64, 64, grouped, true, false}, seed);
+    check<B, 512, token, 2, 1, 16>(
+        {"sparse, token", 32, {1, 1}, {50, 33}, 512, 64, 64, token, true, false}, seed);
+    check<B, 512, token, 2, 2, 16>({"64 rows token", 50, {1}, {70}, 512, 64, 16, token}, seed);
     check<B, 512, plain, 1, 1, 16>(
         {"sparse plain", 16, {1, 1}, {50, 33}, 512, 64, 48, plain, true, false}, seed);
     check<B, 512, plain, 1, 1, 16>({"no rope", 16, {1}, {40}, 512, 0}, seed);
@@ -270,22 +277,26 @@ int main(int argc, char** argv) {
             "scales 2^" + std::to_string(far), 16, {1, 1}, {50, 17}, 512, 64, 16, grouped};
         scales.spread = std::ldexp(1.f, -top);
         scales.exponents = {{{top, low, top, (top + low) / 2}, {top, low, top, (top + low) / 2}}};
-        check_scales(scales, seed);
+        check_scales<grouped>(scales, seed);
         scales.name += ", tokens";
         scales.exponents = {{{low, low, low, low}, {top, top, top, low}}};
-        check_scales(scales, seed);
+        check_scales<grouped>(scales, seed);
+        check_scales<token>(scales, seed);
         scales.name += ", weight";
         std::swap(scales.exponents[0], scales.exponents[1]);
         scales.lead = std::ldexp(7.5f, top);
-        if (far >= -20) check_scales(scales, seed);
+        if (far >= -20) {
+            check_scales<grouped>(scales, seed);
+            check_scales<token>(scales, seed);
+        }
     }
     // A CTA's items belong to requests whose scales are far apart.
     Case requests = {"scales of requests", 16, {1, 1, 1, 1, 1, 1}, {33, 40, 35, 50, 33, 40}};
-    requests.format = grouped;
     requests.spread = 0x1p-12f;
     requests.exponents = {{{12, 12, 12, 12}, {12, 12, 12, 12}}};
     requests.of_odd_requests = -25;
-    check_scales(requests, seed, 1);
+    check_scales<grouped>(requests, seed, 1);
+    check_scales<token>(requests, seed, 1);
     std::printf("%d failures\n", failures);
     return failures != 0;
 }

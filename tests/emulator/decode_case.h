@@ -97,7 +97,9 @@ struct Problem {
         if (c.format == CacheFormat::e4m3) cache_scale = 0.037f;
         row_bytes = c.format == CacheFormat::plain  ? 2 * (c.latent + c.rope)
                     : c.format == CacheFormat::e4m3 ? c.latent + c.rope
-                                                    : c.latent + c.latent / 128 * 4 + 2 * c.rope;
+                    : c.format == CacheFormat::e4m3_grouped
+                        ? c.latent + c.latent / 128 * 4 + 2 * c.rope
+                        : c.latent + 2 * c.rope + 16;
         // Rows of both tensors have gaps of their own between them.
         rope_row_bytes = c.rope * value_bytes() + 48;
         if (c.split) row_bytes = c.latent * value_bytes() + 16;
@@ -141,6 +143,12 @@ struct Problem {
 
     // Bytes of a value, of a cache without groups.
     int value_bytes() const { return c.format == CacheFormat::plain ? 2 : 1; }
+
+    bool has_token_scale() const { return c.format == CacheFormat::e4m3_token; }
+    // The offset of a latent value's scale in a row.
+    int scale_offset(int column) const {
+        return has_token_scale() ? c.latent + 2 * c.rope : c.latent + column / 128 * 4;
+    }
 
     int64_t offset(int slot) const {
         return slot / c.page * page_stride + int64_t(slot % c.page) * row_bytes;
@@ -206,10 +214,10 @@ struct Problem {
         }
         bytes(row, c.latent, c.format == CacheFormat::e4m3 ? 1 / cache_scale : 100.f);
         if (c.format == CacheFormat::e4m3) return bytes(rope, c.rope, 1 / cache_scale);
-        for (int group = 0; group < c.latent / 128; ++group) {
+        for (int group = 0; group < (has_token_scale() ? 1 : c.latent / 128); ++group) {
             const float scale = std::ldexp(0.01f * (0.3f + std::fabs(normal(random_))),
                                            c.exponents[half][group] + exponent);
-            std::memcpy(row + c.latent + 4 * group, &scale, 4);
+            std::memcpy(row + scale_offset(group * 128), &scale, 4);
         }
         wide(rope, c.rope, __nv_bfloat16());
         const auto lead = __nv_bfloat16(half ? c.lead : -c.lead);
@@ -226,7 +234,7 @@ struct Problem {
             return double(e4m3_value(uint8_t(at[column]))) * cache_scale;
         if (rope) return wide_at<__nv_bfloat16>(at + 2 * column);
         float scale;
-        std::memcpy(&scale, row + c.latent + column / 128 * 4, 4);
+        std::memcpy(&scale, row + scale_offset(column), 4);
         return double(e4m3_value(uint8_t(at[column]))) * scale;
     }
 
@@ -282,7 +290,8 @@ struct Problem {
         }
         // The rounding of the output itself loses half a step of f16's smallest numbers.
         const double rounding = std::is_same_v<T, __half> ? 0x1p-25 : 0;
-        const int width = c.format == CacheFormat::e4m3_grouped ? 128 : c.latent;
+        const bool scales = c.format == CacheFormat::e4m3_grouped || has_token_scale();
+        const int width = scales ? 128 : c.latent;
         for (int first = 0; first < c.latent; first += width) {
             double largest = 1e-30, deviation = 0;
             for (int j = first; j < first + width; ++j) {

@@ -167,7 +167,7 @@ fn check(gpu: &Cuda, family: &str, kernels: &[LoadedKernel]) {
 #[test]
 #[ignore = "needs a GPU: cargo test -r --features sm80 --test gpu -- --ignored loaded"]
 fn of_the_portable_family_the_code_for_this_gpu_is_loaded() {
-    use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaDs, MmaMlaSparse};
+    use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaDs, MmaMlaPerToken, MmaMlaSparse};
 
     let gpu = &*gpu();
     check(gpu, "sm80", &decode::<MmaMla>(gpu, KvFormat::BF16, None));
@@ -175,6 +175,11 @@ fn of_the_portable_family_the_code_for_this_gpu_is_loaded() {
         gpu,
         "sm80",
         &decode::<MmaMlaDs>(gpu, KvFormat::Fp8DsMla, None),
+    );
+    check(
+        gpu,
+        "sm80",
+        &decode::<MmaMlaPerToken>(gpu, KvFormat::Fp8PerToken, None),
     );
     check(
         gpu,

@@ -5,7 +5,7 @@
 mod impatient;
 mod smaller;
 
-use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaDs, MmaMlaSparse};
+use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaDs, MmaMlaPerToken, MmaMlaSparse};
 use smaller::Smaller;
 
 /// Shared memory of a CTA on GPUs of 8.0.
@@ -35,6 +35,9 @@ conformance!(mma_mla_with_163_kb: decode_conformance of Smaller<MmaMla, A100, 72
 conformance!(mma_mla_ds: decode_conformance of MmaMlaDs);
 conformance!(mma_mla_ds_with_99_kb: decode_conformance of Smaller<MmaMlaDs, GEFORCE, 48>);
 conformance!(mma_mla_ds_with_163_kb: decode_conformance of Smaller<MmaMlaDs, A100, 72>);
+conformance!(mma_mla_per_token: decode_conformance of MmaMlaPerToken);
+conformance!(mma_mla_per_token_with_99_kb: decode_conformance of Smaller<MmaMlaPerToken, GEFORCE, 48>);
+conformance!(mma_mla_per_token_with_163_kb: decode_conformance of Smaller<MmaMlaPerToken, A100, 72>);
 conformance!(mma_mla_sparse: decode_conformance of MmaMlaSparse);
 conformance!(mma_mla_sparse_with_99_kb: decode_conformance of Smaller<MmaMlaSparse, GEFORCE, 48>);
 conformance!(mma_mla_sparse_with_163_kb: decode_conformance of Smaller<MmaMlaSparse, A100, 72>);

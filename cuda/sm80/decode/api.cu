@@ -27,7 +27,7 @@ Shape shape_of(const MlaDecodeParams& p) {
 MlaStatus check_shape(const MlaDecodeParams& p) {
     const bool bf16 = p.q_dtype == MLA_DTYPE_BF16, f16 = p.q_dtype == MLA_DTYPE_F16;
     const bool plain = p.cache_format == (bf16 ? MLA_CACHE_BF16 : MLA_CACHE_F16);
-    const bool grouped = p.cache_format == MLA_CACHE_FP8_DS_MLA;
+    const bool scaled = is_scaled(p);
     Check check;
     check.that(p.heads >= 1 && p.heads <= 128, "heads", p.heads, "1..=128")
         .that(p.query_len >= 1 && p.query_len <= 16, "query_len", p.query_len, "1..=16")
@@ -38,10 +38,10 @@ MlaStatus check_shape(const MlaDecodeParams& p) {
     else
         check.that(p.rope_dim == 64 || p.rope_dim == 32, "rope_dim", p.rope_dim, "64 or 32");
     check.that(bf16 || f16, "q_dtype", p.q_dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)")
-        .that(plain || p.cache_format == MLA_CACHE_FP8 || grouped, "cache_format", p.cache_format,
-              "that of q_dtype, MLA_CACHE_FP8 (3) or MLA_CACHE_FP8_DS_MLA (4)");
-    if (grouped)
-        check.that(p.latent_dim == 512, "latent_dim", p.latent_dim, "512, in four groups of 128")
+        .that(plain || p.cache_format == MLA_CACHE_FP8 || scaled, "cache_format", p.cache_format,
+              kAcceptedFormats);
+    if (scaled)
+        check.that(p.latent_dim == 512, "latent_dim", p.latent_dim, "512")
             .that(p.rope_dim == 64, "rope_dim", p.rope_dim, "64");
     return check.status();
 }
@@ -89,7 +89,7 @@ void check_pointers(Check& check, const MlaDecodeParams& p) {
     check
         .that(p.rope_dim == 0 || (p.q_rope && is_aligned(p.q_rope, 16)), "q_rope",
               address(p.q_rope), "a device pointer aligned to 16 bytes")
-        .that(!is_split(p) || (!is_grouped(p) && is_aligned(p.cache_rope, 16)), "cache_rope",
+        .that(!is_split(p) || (!is_scaled(p) && is_aligned(p.cache_rope, 16)), "cache_rope",
               address(p.cache_rope), accepted_rope(p))
         .that(is_aligned(p.cu_q_lens, 4), "cu_q_lens", address(p.cu_q_lens),
               "null, or a device pointer aligned to 4 bytes")

@@ -63,7 +63,10 @@ struct Config {
     static constexpr int kColumns = Latent / kColumnGroups;
     static constexpr int kSteps = kColumns / 16;
     static constexpr bool kBytes = Format != CacheFormat::plain;
-    static constexpr bool kGrouped = Format == CacheFormat::e4m3_grouped;
+    // True if the groups of a row, one for each warp's columns, have scales of their own, or all of
+    // them the row's.
+    static constexpr bool kTokenScale = Format == CacheFormat::e4m3_token;
+    static constexpr bool kGrouped = Format == CacheFormat::e4m3_grouped || kTokenScale;
     // True for e4m3 with one scale: both GEMMs then have operands of f16, and queries of bf16 are
     // converted to it with a factor per row. Grouped bytes are converted to the queries' type:
     // their scales may be any.
@@ -84,9 +87,12 @@ struct Config {
     static constexpr float kOutputRest = kLift == 7 ? kScoreRest * kUnlift : kScoreRest;
     static constexpr int kLatentBytes = kBytes ? 1 : 2;
     static constexpr int kRopeBytes = Format == CacheFormat::e4m3 ? 1 : 2;
-    // Offsets of the scales and of the rotary values in a cache row.
-    static constexpr int kScaleOffset = Latent * kLatentBytes;
-    static constexpr int kRopeOffset = kScaleOffset + (kGrouped ? Latent / 128 * 4 : 0);
+    // Offsets of the rotary values and of the scales in a cache row, and bytes from a group's scale
+    // to the next one's.
+    static constexpr int kRopeOffset =
+        Latent * kLatentBytes + (kGrouped && !kTokenScale ? Latent / 128 * 4 : 0);
+    static constexpr int kScaleOffset = Latent * kLatentBytes + (kTokenScale ? 64 * kRopeBytes : 0);
+    static constexpr int kScaleStride = kTokenScale ? 0 : 4;
     // With 16 rows per warp group, every warp computes the softmax of all rows and keeps P in
     // registers. With more rows it computes that of a quarter, and the quarters are exchanged
     // through shared memory.
@@ -140,7 +146,9 @@ struct Config {
 
     // Bytes of one cache row in the cache, and in shared memory: there an odd number of 16-byte
     // chunks, so that the same chunks of eight rows lie in different banks.
-    static constexpr int row_bytes(int rope_dim) { return kRopeOffset + rope_dim * kRopeBytes; }
+    static constexpr int row_bytes(int rope_dim) {
+        return kRopeOffset + rope_dim * kRopeBytes + (kTokenScale ? 16 : 0);
+    }
     static constexpr int pitch(int rope_dim) { return ((row_bytes(rope_dim) + 15) / 16 | 1) * 16; }
     static constexpr size_t shared_bytes(int rope_dim, int stages) {
         return kStagesOffset + size_t(stages) * Tokens * pitch(rope_dim);

@@ -182,8 +182,8 @@ class Gemms {
     // counts as 0. The token's scores are not finite either, so P is NaN in rows that see it, and
     // stays 0 in the others.
     __device__ float value_scale(const char* stage, int token, int column_group) const {
-        const float scale = *reinterpret_cast<const float*>(stage + token * p_.pitch +
-                                                            C::kScaleOffset + column_group * 4);
+        const float scale = *reinterpret_cast<const float*>(
+            stage + token * p_.pitch + C::kScaleOffset + column_group * C::kScaleStride);
         return fabsf(scale) < INFINITY ? scale : 0.f;
     }
     // The factors of two neighbouring tokens.
@@ -350,7 +350,7 @@ class Gemms {
                 const int token = block * 8 + quad * 2 + i;
                 const float scale =
                     C::kScoreRest * ptx::ld_shared_f32(from + token * p_.pitch + C::kScaleOffset +
-                                                       position_.column_group() * 4);
+                                                       position_.column_group() * C::kScaleStride);
 #pragma unroll
                 for (int sum = 0; sum < kSums; ++sum)
 #pragma unroll

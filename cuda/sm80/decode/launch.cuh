@@ -84,9 +84,14 @@ Variant variant_with_room(const Limits& l, const Shape& s) {
     return has_room<Large>(l, s) ? variant<Large>() : variant<Small>();
 }
 
+// True if rows of the cache have scales.
+template <CacheFormat kFormat>
+constexpr bool kHasScales =
+    kFormat == CacheFormat::e4m3_grouped || kFormat == CacheFormat::e4m3_token;
+
 template <typename T, int kLatent, CacheFormat kFormat>
 Variant variant_of_16(const Limits& l, const Shape& s) {
-    if constexpr (kFormat != CacheFormat::e4m3_grouped && kLatent == 512)
+    if constexpr (!kHasScales<kFormat> && kLatent == 512)
         return variant_with_room<T, kLatent, kFormat>(l, s);
     else
         return variant<Config<T, kLatent, kFormat, 1, 1, 32>>();
@@ -99,7 +104,8 @@ constexpr int max_short_tokens(CacheFormat format, int rows) {
     switch (format) {
         case CacheFormat::plain: return rows <= 32 ? 320 : 192;
         case CacheFormat::e4m3: return 512;
-        case CacheFormat::e4m3_grouped: return rows <= 32 ? 512 : 256;
+        case CacheFormat::e4m3_grouped:
+        case CacheFormat::e4m3_token: return rows <= 32 ? 512 : 256;
     }
     return 0;
 }
@@ -120,7 +126,7 @@ template <typename T, int kLatent, CacheFormat kFormat>
 Variant variant_of(const Limits& l, const Shape& s) {
     const Variant of_16 = variant_of_16<T, kLatent, kFormat>(l, s);
     if (s.rows <= 16 || is_short(l, s, kFormat, of_16)) return of_16;
-    if constexpr (kFormat != CacheFormat::e4m3_grouped)
+    if constexpr (!kHasScales<kFormat>)
         if (s.rows <= 32) return variant<Config<T, kLatent, kFormat, 2, 1, 16>>();
     if constexpr (kFormat == CacheFormat::plain && kLatent == 512) {
         // With fewer steps of queries in registers ptxas loads keys further ahead of their use. In
@@ -139,6 +145,8 @@ extern template Variant variant_of<__nv_bfloat16, 512, CacheFormat::e4m3>(const 
                                                                           const Shape&);
 extern template Variant variant_of<__nv_bfloat16, 512, CacheFormat::e4m3_grouped>(const Limits&,
                                                                                   const Shape&);
+extern template Variant variant_of<__nv_bfloat16, 512, CacheFormat::e4m3_token>(const Limits&,
+                                                                                const Shape&);
 extern template Variant variant_of<__nv_bfloat16, 256, CacheFormat::plain>(const Limits&,
                                                                            const Shape&);
 extern template Variant variant_of<__nv_bfloat16, 256, CacheFormat::e4m3>(const Limits&,
@@ -147,6 +155,8 @@ extern template Variant variant_of<__half, 512, CacheFormat::plain>(const Limits
 extern template Variant variant_of<__half, 512, CacheFormat::e4m3>(const Limits&, const Shape&);
 extern template Variant variant_of<__half, 512, CacheFormat::e4m3_grouped>(const Limits&,
                                                                            const Shape&);
+extern template Variant variant_of<__half, 512, CacheFormat::e4m3_token>(const Limits&,
+                                                                         const Shape&);
 extern template Variant variant_of<__half, 256, CacheFormat::plain>(const Limits&, const Shape&);
 extern template Variant variant_of<__half, 256, CacheFormat::e4m3>(const Limits&, const Shape&);
 

@@ -24,6 +24,8 @@ enum class CacheFormat {
     e4m3,
     // L bytes of e4m3, L / 128 f32 scales, R values of bf16
     e4m3_grouped,
+    // L bytes of e4m3, R values of bf16, one f32 scale: rows of (512, 64) alone
+    e4m3_token,
 };
 
 struct KernelParams {

@@ -29,9 +29,8 @@ MlaStatus check_shape(const MlaSparseParams& p) {
         .that(p.latent_dim == 512, "latent_dim", p.latent_dim, "512")
         .that(p.rope_dim == 64, "rope_dim", p.rope_dim, "64")
         .that(bf16 || f16, "q_dtype", p.q_dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)")
-        .that(plain || p.cache_format == MLA_CACHE_FP8 || p.cache_format == MLA_CACHE_FP8_DS_MLA,
-              "cache_format", p.cache_format,
-              "that of q_dtype, MLA_CACHE_FP8 (3) or MLA_CACHE_FP8_DS_MLA (4)");
+        .that(plain || p.cache_format == MLA_CACHE_FP8 || is_scaled(p), "cache_format",
+              p.cache_format, kAcceptedFormats);
     if (!check.failed())
         check.that(within_capacity(p), "tokens", p.tokens,
                    "less than 2^31 tiles of 16 entries over all tokens and tiles of 16 heads");
@@ -93,7 +92,7 @@ MlaStatus check(const MlaSparseParams& p, const void* workspace, size_t bytes, s
         .that(p.cache_format != MLA_CACHE_FP8 ||
                   (p.cache_scale >= 0x1p-60f && p.cache_scale <= 0x1p60f),
               "cache_scale", truncated(p.cache_scale), "2^-60 to 2^60")
-        .that(!split || (!is_grouped(p) && is_aligned(p.cache_rope, 16)), "cache_rope",
+        .that(!split || (!is_scaled(p) && is_aligned(p.cache_rope, 16)), "cache_rope",
               address(p.cache_rope), accepted_rope(p))
         .that(workspace && is_aligned(workspace, 256), "workspace", address(workspace),
               "a device pointer aligned to 256 bytes")

@@ -18,6 +18,8 @@ template <typename T>
 Variant variant_for(const Kind& k, const Limits& l, const Shape& s) {
     if (k.format == CacheFormat::e4m3_grouped)
         return variant_of<T, 512, CacheFormat::e4m3_grouped>(l, s);
+    if (k.format == CacheFormat::e4m3_token)
+        return variant_of<T, 512, CacheFormat::e4m3_token>(l, s);
     if (k.format == CacheFormat::plain)
         return k.latent_dim == 512 ? variant_of<T, 512, CacheFormat::plain>(l, s)
                                    : variant_of<T, 256, CacheFormat::plain>(l, s);
@@ -51,10 +53,10 @@ inline CacheFormat cache_format(int format) {
     switch (static_cast<MlaCacheFormat>(format)) {
         case MLA_CACHE_FP8: return CacheFormat::e4m3;
         case MLA_CACHE_FP8_DS_MLA: return CacheFormat::e4m3_grouped;
+        case MLA_CACHE_FP8_PER_TOKEN: return CacheFormat::e4m3_token;
         case MLA_CACHE_F32:
         case MLA_CACHE_F16:
-        case MLA_CACHE_BF16:
-        case MLA_CACHE_FP8_PER_TOKEN: break;
+        case MLA_CACHE_BF16: break;
     }
     return CacheFormat::plain;
 }
@@ -73,16 +75,21 @@ bool is_split(const Params& p) {
     return p.rope_dim > 0 && !is_one_row(p, latent_bytes(p.cache_format, p.latent_dim));
 }
 
+// True if the rows of the cache have scales.
 template <typename Params>
-bool is_grouped(const Params& p) {
-    return cache_format(p.cache_format) == CacheFormat::e4m3_grouped;
+bool is_scaled(const Params& p) {
+    return p.cache_format == MLA_CACHE_FP8_DS_MLA || p.cache_format == MLA_CACHE_FP8_PER_TOKEN;
 }
+
+// Accepted formats, for refusals.
+constexpr const char* kAcceptedFormats =
+    "that of q_dtype, MLA_CACHE_FP8 (3), MLA_CACHE_FP8_DS_MLA (4) or MLA_CACHE_FP8_PER_TOKEN (5)";
 
 // Accepted addresses of rotary keys, for refusals.
 template <typename Params>
 const char* accepted_rope(const Params& p) {
-    return is_grouped(p) ? "behind the latent and its scales, at the strides of the rows"
-                         : "null, or a device pointer aligned to 16 bytes";
+    return is_scaled(p) ? "behind the latent and its scales, at the strides of the rows"
+                        : "null, or a device pointer aligned to 16 bytes";
 }
 
 // A page size's logarithm to the base of 2, or -1.

@@ -1,10 +1,15 @@
-//! MMA_MLA and MMA_MLA_DS: dense absorbed decode on every GPU since Ampere, one launch per step.
+//! MMA_MLA and its siblings for rows with scales: dense absorbed decode on every GPU since Ampere, one launch per step.
 //!
 //! `docs/kernels/portable.md` tells how the kernel works. It divides a batch on the device, from
 //! the lengths there, so a captured step can be replayed with other lengths and pages in the same
 //! arrays.
 
+use mla_runtime::spec::Run;
+
 use crate::backends::template::dense_backend;
+
+// GPUs that have run MMA_MLA_PER_TOKEN.
+const NOT_YET: &[Run] = &[];
 
 dense_backend! {
     /// Dense absorbed decode on every GPU since Ampere: 1 to 128 heads, up to 16 query tokens per
@@ -44,6 +49,30 @@ dense_backend! {
     run_on = super::RUN_ON,
     dtypes = "f16,bf16",
     kv = "fp8_ds_mla",
+    cache_dims = "(512,64)",
+    heads = "1..=128",
+    page_sizes = "x16",
+    query_len = "ragged",
+    // The maximum of the C interface: `query_len` in mla.h.
+    max_query_len = 16,
+    alignment = 16,
+    graphs = "always",
+    dependent_launch = true,
+    features = "deterministic,nan_propagation,strided_outputs,non_causal",
+    priority = "50"
+}
+
+dense_backend! {
+    /// The same for caches of `fp8_per_token`, at pitches of whole 16 bytes: 656 and up.
+    MmaMlaPerToken: super::kernel::Portable,
+    feature = "sm80",
+    name = "MMA_MLA_PER_TOKEN",
+    provider = "native",
+    sm = "80+",
+    compiled = crate::raw::compiled::SM80,
+    run_on = NOT_YET,
+    dtypes = "f16,bf16",
+    kv = "fp8_per_token",
     cache_dims = "(512,64)",
     heads = "1..=128",
     page_sizes = "x16",

@@ -9,14 +9,14 @@ mod mma_mla_sparse;
 use mla_runtime::backends;
 use mla_runtime::spec::{Capability, Run};
 pub use mma_attn::MmaAttn;
-pub use mma_mla::{MmaMla, MmaMlaDs};
+pub use mma_mla::{MmaMla, MmaMlaDs, MmaMlaPerToken};
 pub use mma_mla_sparse::MmaMlaSparse;
 
 /// The prefill backends of this family, followed by those of a list.
 pub(super) type Prefill<Rest> = backends![MmaAttn, ..Rest];
 
 /// The decode backends of this family, followed by those of a list.
-pub(super) type Decode<Rest> = backends![MmaMla, MmaMlaDs, MmaMlaSparse, ..Rest];
+pub(super) type Decode<Rest> = backends![MmaMla, MmaMlaDs, MmaMlaPerToken, MmaMlaSparse, ..Rest];
 
 /// GPUs on which the conformance of all of this family's backends passed, as machine code for 9.0.
 const RUN_ON: &[Run] = &[Run {
@@ -41,4 +41,4 @@ macro_rules! limited_to {
 }
 
 #[cfg(feature = "sm80")]
-limited_to!(MmaAttn, MmaMla, MmaMlaDs, MmaMlaSparse);
+limited_to!(MmaAttn, MmaMla, MmaMlaDs, MmaMlaPerToken, MmaMlaSparse);

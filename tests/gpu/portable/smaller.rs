@@ -1,7 +1,7 @@
 //! A portable backend that uses no more of a GPU than a smaller one has.
 
 use mla_kernels::Cuda;
-use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaDs, MmaMlaSparse};
+use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaDs, MmaMlaPerToken, MmaMlaSparse};
 use mla_kernels::raw::MlaDeviceLimits;
 use mla_runtime::Result;
 use mla_runtime::backend::{
@@ -35,7 +35,7 @@ macro_rules! limited {
     )*};
 }
 
-limited!(MmaAttn, MmaMla, MmaMlaDs, MmaMlaSparse);
+limited!(MmaAttn, MmaMla, MmaMlaDs, MmaMlaPerToken, MmaMlaSparse);
 
 macro_rules! smaller {
     ($backend:ident, $batch:ty, $call:ty, $run:ident) => {
