@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use half::bf16;
 use mla_kernels::backends::sm90::{WgmmaAttn, WgmmaMla};
-use mla_kernels::decode_graph::{DecodeGraphs, DecodeShape};
+use mla_kernels::decode_graph::{DecodeGraph, DecodeShape};
 use mla_kernels::device::cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use mla_kernels::{Cuda, present_gpu};
 use mla_runtime::backend::{LayerConfig, StepLimits};
@@ -173,7 +173,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let record =
         |workspace: &mut _, shape: DecodeShape| tensors.forward(&layer, workspace, shape.tokens());
     let longest = MAX_LEN as u32;
-    let mut graphs = DecodeGraphs::capture(&layer, &mut workspace, &sizes, 1, longest, record)?;
+    let mut graphs =
+        DecodeGraph::capture_sizes(&layer, &mut workspace, &sizes, 1, longest, record)?;
 
     let mut requests = Requests::new();
     let mut last_step = 0;
@@ -183,8 +184,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         // In a model, the layer before writes the queries.
         let value = bf16::from_f32(requests.rng.random::<f32>());
         stream.memcpy_htod(&vec![value; batch.len() * HEADS * 192], &mut tensors.query)?;
-        let graph = graphs
-            .for_requests(batch.len())
+        let graph = DecodeGraph::for_requests(&mut graphs, batch.len())
             .ok_or("no graph is large enough")?;
         last_step = batch.len();
         let batch: Vec<StepRequest<'_>> = batch

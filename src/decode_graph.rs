@@ -7,8 +7,8 @@
 //! attends to nothing, writes no cache row, and gives zeros.
 //!
 //! ```text
-//! once       DecodeGraphs::capture   for each size: prepare padding, run it, capture it
-//! per step   replay                  fill up with padding, prepare (uploads the arrays), launch
+//! once       capture_sizes   for each size: prepare padding, run it, capture it
+//! per step   replay          fill up with padding, prepare (uploads the arrays), launch
 //! ```
 //!
 //! The engine decides what is captured: one layer, or all of a model with everything between the
@@ -151,6 +151,41 @@ impl DecodeGraph {
         })
     }
 
+    /// Captures a graph for each of `sizes` requests, ascending; `record` is told the shape.
+    ///
+    /// # Errors
+    ///
+    /// As [`DecodeGraph::capture`].
+    pub fn capture_sizes<P, D>(
+        layer: &MlaLayer<P, D>,
+        workspace: &mut Workspace<P, D>,
+        sizes: &[usize],
+        query_len: u32,
+        max_len: u32,
+        mut record: impl FnMut(&mut Workspace<P, D>, DecodeShape) -> Result<()>,
+    ) -> Result<Vec<Self>>
+    where
+        P: PrefillStage<Device = Cuda>,
+        D: DecodeStage<Device = Cuda>,
+    {
+        let mut sizes = sizes.to_vec();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let graphs = sizes.into_iter().map(|requests| {
+            let shape = DecodeShape::new(requests, query_len, max_len);
+            Self::capture(layer, workspace, shape, |workspace| {
+                record(workspace, shape)
+            })
+        });
+        graphs.collect()
+    }
+
+    /// Returns the first of such graphs that holds a step of `requests` requests, if one does.
+    pub fn for_requests(graphs: &mut [Self], requests: usize) -> Option<&mut Self> {
+        let mut graphs = graphs.iter_mut();
+        graphs.find(|graph| graph.shape.requests >= requests)
+    }
+
     /// Returns the shape for which the graph was captured.
     pub fn shape(&self) -> DecodeShape {
         self.shape
@@ -251,51 +286,5 @@ impl DecodeGraph {
             return Err(Error::argument(field, given, accepted));
         }
         Ok(())
-    }
-}
-
-/// Graphs for several numbers of requests. A step runs in the smallest that holds it.
-pub struct DecodeGraphs {
-    // The graphs, ascending by requests.
-    graphs: Vec<DecodeGraph>,
-}
-
-impl DecodeGraphs {
-    /// Captures a graph for each of `sizes` requests; `record` is told the shape.
-    ///
-    /// # Errors
-    ///
-    /// As [`DecodeGraph::capture`].
-    pub fn capture<P, D>(
-        layer: &MlaLayer<P, D>,
-        workspace: &mut Workspace<P, D>,
-        sizes: &[usize],
-        query_len: u32,
-        max_len: u32,
-        mut record: impl FnMut(&mut Workspace<P, D>, DecodeShape) -> Result<()>,
-    ) -> Result<Self>
-    where
-        P: PrefillStage<Device = Cuda>,
-        D: DecodeStage<Device = Cuda>,
-    {
-        let mut sizes = sizes.to_vec();
-        sizes.sort_unstable();
-        sizes.dedup();
-        let graphs = sizes.into_iter().map(|requests| {
-            let shape = DecodeShape::new(requests, query_len, max_len);
-            DecodeGraph::capture(layer, workspace, shape, |workspace| {
-                record(workspace, shape)
-            })
-        });
-        Ok(Self {
-            graphs: graphs.collect::<Result<_>>()?,
-        })
-    }
-
-    /// Returns the smallest graph for a step of `requests` requests, if there is one.
-    pub fn for_requests(&mut self, requests: usize) -> Option<&mut DecodeGraph> {
-        self.graphs
-            .iter_mut()
-            .find(|graph| graph.shape.requests >= requests)
     }
 }

@@ -2,8 +2,11 @@
 
 #![no_main]
 
+use batch::{BatchSpec, MAX_REQUESTS, RequestKind};
 use libfuzzer_sys::fuzz_target;
-use mla_runtime::batch::{BatchSpec, MAX_REQUESTS, RequestKind};
+
+#[path = "../../mla-cli/src/batch.rs"]
+mod batch;
 
 fuzz_target!(|text: &str| {
     match text.parse::<BatchSpec>() {

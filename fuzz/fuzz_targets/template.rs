@@ -5,6 +5,8 @@
 use libfuzzer_sys::fuzz_target;
 use template::{MAX_SPECS, Range, Template};
 
+#[path = "../../mla-cli/src/batch.rs"]
+mod batch;
 #[path = "../../mla-cli/src/bench/settings/template.rs"]
 mod template;
 

@@ -1,7 +1,7 @@
 //! The module's view of a model.
 
 use candle_core::{Error, Result};
-use mla_runtime::model::{LatentScaling, ModelConfig};
+use mla_runtime::model::ModelConfig;
 use serde::Deserialize;
 
 /// The widths and constants of a model's attention.
@@ -36,14 +36,14 @@ impl Config {
     pub fn from_json(json: &str) -> Result<Self> {
         let outer: OuterFields = serde_json::from_str(json).map_err(Error::wrap)?;
         let attention = ModelConfig::from_hf_config(json).map_err(Error::wrap)?;
-        let dense = attention.index_layers.dense(attention.layers.unwrap_or(0));
+        let dense = attention.dense_layers(attention.layers.unwrap_or(0));
         for (field, given) in [
-            ("output gate", attention.output_gate),
+            ("output gate", attention.output_gate.is_some()),
             ("sinks", attention.sinks),
-            ("query scaling", attention.query_scaling.is_some()),
+            ("query scaling", attention.query_factor(0).is_some()),
             (
                 "latent scaling",
-                attention.latent_scaling != LatentScaling::NONE,
+                attention.scaled_query_latents || attention.scaled_latents,
             ),
             ("norm of rotary keys", attention.rotary_key_norm),
             (

@@ -3,10 +3,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use mla_runtime::batch::BatchSpecError;
 use mla_runtime::model::ModelError;
-use mla_runtime::plan::PlanError;
 use mla_runtime::select::SelectionError;
+
+use crate::batch::BatchSpecError;
 
 /// The reason why there is no output. The message names the error and the accepted values.
 #[derive(Debug, thiserror::Error)]
@@ -24,8 +24,6 @@ pub enum CliError {
     /// A name that is no preset's.
     #[error("{0}; any other model by its config.json: --config FILE")]
     Preset(ModelError),
-    #[error(transparent)]
-    Plan(#[from] PlanError),
     #[error(transparent)]
     Selection(#[from] SelectionError),
     #[error(transparent)]

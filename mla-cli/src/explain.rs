@@ -6,8 +6,8 @@ use comfy_table::Cell;
 use mla_runtime::model::KvFormat;
 use mla_runtime::select::{Candidate, Explanation, PhaseExplanation, Registry, SelectionRequest};
 use mla_runtime::spec::{
-    BackendSpec, Capability, Cause, Feature, Given, GraphSupport, KernelFacts, Phase, Platform,
-    Problem, QueryLen, Reason, Run, Target,
+    BackendSpec, Capability, Cause, Feature, GraphSupport, KernelFacts, Phase, Platform, Problem,
+    QueryLen, Reason, Run, Target,
 };
 
 use crate::args::{Format, Model, ModelArgs, SparseArgs, kv_format, named, positive};
@@ -150,8 +150,8 @@ fn unbuilt(phase: &PhaseExplanation) -> Option<(&'static str, Cause)> {
         .filter(has_run)
         .find_map(|candidate| {
             let mut reasons = candidate.reasons.iter();
-            match (reasons.next()?.given, reasons.next()) {
-                (Given::Cause(cause @ Cause::FeatureOff { .. }), None) => {
+            match (reasons.next()?.cause(), reasons.next()) {
+                (Some(cause @ Cause::FeatureOff { .. }), None) => {
                     Some((candidate.spec.name, cause))
                 }
                 _ => None,
@@ -198,13 +198,13 @@ fn candidates(phase: &PhaseExplanation) -> String {
 // True if no reason speaks against it, or if another build, crate or version would have it.
 fn could_run(candidate: &Candidate) -> bool {
     let mut reasons = candidate.reasons.iter();
-    reasons.all(|reason| matches!(reason.given, Given::Cause(_)))
+    reasons.all(|reason| reason.cause().is_some())
 }
 
 // The reasons against it. A backend for another platform has no other reason worth reading.
 fn reasons(candidate: &Candidate) -> String {
     let all = || candidate.reasons.iter();
-    let platform = all().find(|reason| matches!(reason.given, Given::Platform(_)));
+    let platform = all().find(|reason| reason.field() == "platform");
     let lines: Vec<_> = match platform {
         Some(reason) => vec![line(reason)],
         None => all().map(line).collect(),
@@ -277,19 +277,20 @@ fn same_runs(runs: &[Run]) -> String {
 // A reason in one short line: the table's heading has the problem and the backend already. The
 // remedy for "not built" is the same in every row: another backend.
 fn line(reason: Reason) -> String {
-    match reason.given {
-        Given::Cause(
-            Cause::NotBuilt
-            | Cause::Needs(_)
-            | Cause::Instead(_)
-            | Cause::NotLinked(_)
-            | Cause::NotRegistered,
-        ) => reason.given.to_string(),
-        Given::Cause(_) => reason.to_string(),
-        Given::Text(text) => format!("{text}: takes {}", reason.accepted),
-        _ => format!(
-            "{} {}: takes {}",
-            reason.field, reason.given, reason.accepted
-        ),
+    let (field, given, accepted) = (reason.field(), reason.given(), reason.accepted());
+    match (reason.cause(), field) {
+        (
+            Some(
+                Cause::NotBuilt
+                | Cause::Needs(_)
+                | Cause::Instead(_)
+                | Cause::NotLinked(_)
+                | Cause::NotRegistered,
+            ),
+            _,
+        ) => given.to_string(),
+        (Some(_), _) => reason.to_string(),
+        (None, "lse" | "quant_output" | "sparse") => format!("{given}: takes {accepted}"),
+        _ => format!("{field} {given}: takes {accepted}"),
     }
 }

@@ -30,6 +30,7 @@
 )]
 
 mod args;
+mod batch;
 #[cfg(feature = "bench")]
 mod bench;
 #[cfg(feature = "build-report")]

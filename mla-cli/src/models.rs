@@ -8,7 +8,7 @@ mod page;
 
 use mla_runtime::model::{KvFormat, ModelConfig, PRESETS, Preset};
 use mla_runtime::select::{Candidate, PhaseExplanation, Registry, SelectionRequest};
-use mla_runtime::spec::{Capability, Cause, Given, Platform, Problem, Target};
+use mla_runtime::spec::{Capability, Cause, Platform, Problem, Target};
 use serde::Serialize;
 
 use crate::args::{Format, features};
@@ -186,7 +186,7 @@ impl ModelReport {
         let index_bytes = config.indexer.map_or(0, |it| it.dims.token_bytes());
         let memory = |format: KvFormat| {
             let layer_bytes = format.row_bytes(dims);
-            let indexers = config.index_layers.indexers(layers) as usize;
+            let indexers = config.indexers(layers) as usize;
             Memory {
                 format: format.name(),
                 layer_bytes,
@@ -254,9 +254,8 @@ impl HardwareReport {
 impl Support {
     fn new(phase: &PhaseExplanation, target: Target) -> Self {
         let could_run = |candidate: &&Candidate| {
-            candidate.reasons.iter().all(
-                |reason| matches!(reason.given, Given::Cause(cause) if another_build_has_it(cause)),
-            )
+            let mut reasons = candidate.reasons.iter();
+            reasons.all(|reason| reason.cause().is_some_and(another_build_has_it))
         };
         let mut fits = phase.candidates.iter().filter(could_run);
         let (mut native, mut adapted) = (None, Vec::new());
@@ -288,8 +287,8 @@ fn reasons(phase: &PhaseExplanation) -> Vec<String> {
     let native = |it: &&Candidate| package(it).is_none();
     let lines = phase.candidates.iter().filter(native).filter_map(|it| {
         let all = || it.reasons.iter();
-        let is_elsewhere = all().any(|reason| matches!(reason.given, Given::Platform(_)));
-        let own = all().filter(|reason| !matches!(reason.given, Given::Cause(_)));
+        let is_elsewhere = all().any(|reason| reason.field() == "platform");
+        let own = all().filter(|reason| reason.cause().is_none());
         let own: Vec<_> = own.map(|reason| reason.to_string()).collect();
         (!is_elsewhere).then(|| format!("{}: {}", it.spec.name, own.join("; ")))
     });
@@ -316,12 +315,10 @@ fn package(candidate: &Candidate) -> Option<&'static str> {
     let package = candidate
         .reasons
         .iter()
-        .find_map(|reason| match reason.given {
-            Given::Cause(
-                Cause::NotLinked(package)
-                | Cause::FeatureOff { package, .. }
-                | Cause::FeaturesOff { package, .. },
-            ) => Some(package),
+        .find_map(|reason| match reason.cause()? {
+            Cause::NotLinked(package)
+            | Cause::FeatureOff { package, .. }
+            | Cause::FeaturesOff { package, .. } => Some(package),
             _ => None,
         });
     Some(package.unwrap_or(candidate.spec.provider))
@@ -350,8 +347,8 @@ fn feature(candidate: &Candidate) -> Option<&'static str> {
     let off = candidate
         .reasons
         .iter()
-        .find_map(|reason| match reason.given {
-            Given::Cause(Cause::FeatureOff { feature, .. }) => Some(feature),
+        .find_map(|reason| match reason.cause()? {
+            Cause::FeatureOff { feature, .. } => Some(feature),
             _ => None,
         });
     let families = candidate.kernels.families.unwrap_or(&[]);

@@ -1,8 +1,7 @@
 //! `mla spec`: what a batch spec says.
 
-use mla_runtime::batch::BatchSpec;
-
 use crate::args::Format;
+use crate::batch::{BatchSpec, kind};
 use crate::error::CliError;
 use crate::table::{counted, numbers, table};
 
@@ -29,7 +28,7 @@ fn describe(spec: &BatchSpec) -> String {
         if let Some(request) = alike.first() {
             table.add_row([
                 alike.len().to_string(),
-                request.kind().to_string(),
+                kind(*request).to_string(),
                 request.q.to_string(),
                 request.context_len().to_string(),
                 request.kv.to_string(),

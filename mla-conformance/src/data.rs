@@ -11,9 +11,7 @@ use mla_runtime::device::Device;
 use mla_runtime::device::probe::Dependents;
 use mla_runtime::model::DType;
 use mla_runtime::spec::{BackendSpec, Feature, Problem};
-use mla_runtime::tensor::{
-    ArrayRef, Layout, LseLayout, LseMut, Memory, Scalar, TensorMut, TensorRef,
-};
+use mla_runtime::tensor::{ArrayRef, Layout, LseLayout, LseMut, Memory, TensorMut, TensorRef};
 
 /// Byte that makes a NaN in all formats, and no valid address, if every byte has it.
 pub(super) const POISON: u8 = 0xff;
@@ -343,7 +341,7 @@ fn download<D: Device>(device: &D, buffer: &D::Buffer, bytes: usize) -> Result<V
     Ok(host)
 }
 
-pub(super) fn array<D: Device, T: Scalar>(
+pub(super) fn array<D: Device, T: bytemuck::Pod>(
     buffer: &D::Buffer,
     len: usize,
 ) -> Result<ArrayRef<'_, D, T>> {

@@ -4,7 +4,7 @@ use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
 use mla_runtime::tensor::{
     ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, Layout, LseLayout, LseMut, LseRef,
-    Scalar, TensorMut, TensorRef,
+    TensorMut, TensorRef,
 };
 use mla_runtime::{Error, Result};
 
@@ -33,7 +33,7 @@ impl<'a, D: Device> Read<'a, D> {
         self.of(DType::BF16, shape)
     }
 
-    fn array<T: Scalar>(&self, len: usize) -> Result<ArrayRef<'a, D, T>> {
+    fn array<T: bytemuck::Pod>(&self, len: usize) -> Result<ArrayRef<'a, D, T>> {
         ArrayRef::new(self.0, len)
     }
 

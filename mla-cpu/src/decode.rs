@@ -13,10 +13,11 @@ use super::outputs::left_by_sink;
 use super::prefill::{check_scale, factors};
 use super::view::{Elements, Lane, Places, lse_places, scalars, with_element};
 use mla_runtime::backend::{
-    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, MadeFor, Query, SlotLists, StepLimits,
+    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Query, SlotLists, StepLimits,
 };
 use mla_runtime::mla_backend;
 use mla_runtime::model::{Element, KvFormat};
+use mla_runtime::spec::Problem;
 use mla_runtime::tensor::ArrayRef;
 use mla_runtime::{Error, Result};
 
@@ -63,7 +64,7 @@ pub struct CpuDecode {
 
 /// Workspaces of [`CpuDecode`].
 pub struct DecodeState {
-    made_for: MadeFor,
+    made_for: Problem,
     engines: Engines,
     limits: StepLimits,
     units: Vec<Unit>,
@@ -143,7 +144,7 @@ impl DecodeBackend for CpuDecode {
         let out_pitch = engines.value_pitch();
         let shared_rows = threads * MAX_SPLITS * rows;
         Ok(DecodeState {
-            made_for: MadeFor::new(&self.config),
+            made_for: self.config.problem,
             engines,
             limits: *limits,
             units: Vec::new(),
@@ -165,7 +166,7 @@ impl DecodeBackend for CpuDecode {
         state: &mut DecodeState,
         (): &(),
     ) -> Result<()> {
-        state.made_for.check("state", &self.config)?;
+        state.made_for.check_same("state", &self.config.problem)?;
         with_element!(self.config.problem.dtype, T => {
             let DecodeState { engines, units, splits, running, out, slots, limits, .. } = state;
             let (call, lists) = self.check::<T>(call, limits)?;

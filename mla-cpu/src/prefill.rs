@@ -8,9 +8,10 @@ use super::attention::{
 };
 use super::cache::check_starts;
 use super::view::{Elements, Lane, Places, lse_places, scalars, with_element};
-use mla_runtime::backend::{Keys, LayerConfig, MadeFor, PrefillBackend, PrefillCall, StepLimits};
+use mla_runtime::backend::{Keys, LayerConfig, PrefillBackend, PrefillCall, StepLimits};
 use mla_runtime::mla_backend;
 use mla_runtime::model::Element;
+use mla_runtime::spec::Problem;
 use mla_runtime::tensor::ArrayRef;
 use mla_runtime::{Error, Result};
 
@@ -25,7 +26,7 @@ pub struct CpuPrefill {
 
 /// Workspaces of [`CpuPrefill`].
 pub struct PrefillState {
-    made_for: MadeFor,
+    made_for: Problem,
     engines: Engines,
     units: Vec<Unit>,
 }
@@ -69,7 +70,7 @@ impl PrefillBackend for CpuPrefill {
         };
         let dtype = self.config.problem.dtype;
         Ok(PrefillState {
-            made_for: MadeFor::new(&self.config),
+            made_for: self.config.problem,
             engines: Engines::new(device, dtype, ROWS, widths, false)?,
             units: Vec::new(),
         })
@@ -86,7 +87,7 @@ impl PrefillBackend for CpuPrefill {
         state: &mut PrefillState,
         (): &(),
     ) -> Result<()> {
-        state.made_for.check("state", &self.config)?;
+        state.made_for.check_same("state", &self.config.problem)?;
         with_element!(self.config.problem.dtype, T => {
             let call = self.check::<T>(call)?;
             call.schedule(self.config.problem.heads as usize, &mut state.units);

@@ -102,7 +102,7 @@ pub(crate) struct TokenRotation<'a> {
 impl<'a> TokenRotation<'a> {
     pub(crate) fn new(rotary: &Rotary<'a, Cpu>, tokens: usize, width: usize) -> Result<Self> {
         rotary.check(tokens, width)?;
-        let positions = &scalars("positions", &rotary.positions)?[..tokens];
+        let positions = &scalars("positions", &rotary.positions()?)?[..tokens];
         let max = rotary.cos.shape()[1];
         for position in positions {
             if !usize::try_from(*position).is_ok_and(|position| position < max) {

@@ -8,7 +8,7 @@ use multiversion::multiversion;
 use super::Cpu;
 use mla_runtime::model::{DType, Element};
 use mla_runtime::tensor::{
-    ArrayRef, LseConvention, LseLayout, LseMut, LseRef, Natural, Scalar, TensorMut, TensorRef,
+    ArrayRef, LseConvention, LseLayout, LseMut, LseRef, Natural, TensorMut, TensorRef,
 };
 use mla_runtime::{Error, Result};
 
@@ -305,7 +305,7 @@ pub(crate) fn lse_places<'a>(lse: LseMut<'a, Cpu, Natural>) -> Result<Places<'a,
 }
 
 /// Returns the elements of an array.
-pub(crate) fn scalars<'a, T: Scalar>(
+pub(crate) fn scalars<'a, T: bytemuck::Pod>(
     field: &'static str,
     array: &ArrayRef<'a, Cpu, T>,
 ) -> Result<&'a [T]> {

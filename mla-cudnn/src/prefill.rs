@@ -21,11 +21,11 @@ use {
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
     mla_runtime::backend::{
-        Keys, LayerConfig, MadeFor, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
+        Keys, LayerConfig, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
     },
     mla_runtime::device::Device,
     mla_runtime::model::DType,
-    mla_runtime::spec::Cause,
+    mla_runtime::spec::{Cause, Problem},
     mla_runtime::tensor::{Layout, Memory},
     mla_runtime::{Error, Result},
     std::ops::Range,
@@ -44,7 +44,7 @@ pub struct Cudnn {
 /// The session with cuDNN, the lengths and offsets of the step's calls, and a log-sum-exp.
 #[cfg(feature = "cudnn")]
 pub struct CudnnState {
-    made_for: MadeFor,
+    made_for: Problem,
     session: Session,
     query_lens: Vec<u32>,
     key_lens: Vec<u32>,
@@ -151,7 +151,7 @@ impl PrefillBackend for Cudnn {
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<CudnnState> {
         let [query_lens, key_lens] = host::lens(limits.requests)?;
         Ok(CudnnState {
-            made_for: MadeFor::new(&self.config),
+            made_for: self.config.problem,
             session: Session::new(device)?,
             query_lens,
             key_lens,
@@ -173,7 +173,7 @@ impl PrefillBackend for Cudnn {
         state: &mut CudnnState,
         (): &mut (),
     ) -> Result<()> {
-        state.made_for.check("state", &self.config)?;
+        state.made_for.check_same("state", &self.config.problem)?;
         for (to, from) in [
             (&mut state.query_lens, batch.query_lens),
             (&mut state.key_lens, batch.key_lens),
@@ -203,9 +203,9 @@ impl PrefillBackend for Cudnn {
         state: &mut CudnnState,
         (): &(),
     ) -> Result<()> {
-        state.made_for.check("state", &self.config)?;
-        if let Some(chunk) = call.chunk {
-            let lens = Lens::of_chunk(chunk.query_lens, chunk.key_lens, chunk.index);
+        state.made_for.check_same("state", &self.config.problem)?;
+        if let Some((index, lens)) = call.chunk {
+            let lens = Lens::of_chunk(lens.query_lens, lens.seq_lens, index);
             return self.attend(device, call, state, lens);
         }
         let query_lens = std::mem::take(&mut state.query_lens);

@@ -14,9 +14,8 @@ use {
     crate::{compiled, ffi},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
-    mla_runtime::backend::{
-        DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, MadeFor, StepLimits,
-    },
+    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
+    mla_runtime::spec::Problem,
     mla_runtime::tensor::Memory as _,
     mla_runtime::{Error, Result},
 };
@@ -50,7 +49,7 @@ const ROPE: usize = 64;
 /// Copies of the call's tensors that the kernel reads, and its results.
 #[cfg(feature = "sm100")]
 pub struct CutlassMlaState {
-    made_for: MadeFor,
+    made_for: Problem,
     /// Queries, `[requests, 128, 512 + 64]`.
     query: Buffer,
     /// Keys of the tails, `[requests, 128, 512 + 64]`.
@@ -154,7 +153,7 @@ impl DecodeBackend for CutlassMla {
         let sizes = self.sizes(limits, sms)?;
         let two = |bytes| Ok::<_, Error>([device.allocate(bytes)?, device.allocate(bytes)?]);
         Ok(CutlassMlaState {
-            made_for: MadeFor::new(&self.config),
+            made_for: self.config.problem,
             query: device.allocate(sizes.rows)?,
             tail: device.allocate(sizes.rows)?,
             outs: two(sizes.out)?,
@@ -180,7 +179,7 @@ impl DecodeBackend for CutlassMla {
         (): &(),
     ) -> Result<()> {
         call.check(&self.config, &Self::SPEC)?;
-        state.made_for.check("state", &self.config)?;
+        state.made_for.check_same("state", &self.config.problem)?;
         let (batch, cache) = (call.batch, call.cache);
         let absorbed = Absorbed::of(call)?;
         let requests = batch.block_table.requests();

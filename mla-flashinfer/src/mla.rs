@@ -15,11 +15,9 @@ use {
     crate::{compiled, ffi},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
-    mla_runtime::backend::{
-        DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, MadeFor, StepLimits,
-    },
+    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
     mla_runtime::room::filled,
-    mla_runtime::spec::KernelFacts,
+    mla_runtime::spec::{KernelFacts, Problem},
     mla_runtime::tensor::{BlockTable, CacheRef, Memory as _},
     mla_runtime::{Error, Result},
     std::fmt,
@@ -42,7 +40,7 @@ type Launch = unsafe extern "C" fn(*const ffi::FiMlaRun, *mut std::ffi::c_void) 
 /// Partial results of split requests, and the log-sum-exp in FlashInfer's order.
 #[cfg(feature = "fa")]
 pub struct FlashInferMlaState {
-    made_for: MadeFor,
+    made_for: Problem,
     partial: Buffer,
     lse: Buffer,
 }
@@ -57,7 +55,7 @@ pub struct FlashInferMlaPlan {
     host: HostLists,
     /// The CTAs of the launch, x and y.
     grid: [i32; 2],
-    made_for: MadeFor,
+    made_for: Problem,
     /// The batch that it is of; `None` before the first one, and after one that was refused.
     prepared_for: Option<Extents>,
 }
@@ -170,7 +168,7 @@ impl DecodeBackend for FlashInferMla {
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferMlaState> {
         let [partial, lse, _] = self.sizes(device, limits)?;
         Ok(FlashInferMlaState {
-            made_for: MadeFor::new(&self.config),
+            made_for: self.config.problem,
             partial: device.allocate(partial)?,
             lse: device.allocate(lse)?,
         })
@@ -185,7 +183,7 @@ impl DecodeBackend for FlashInferMla {
             host: HostLists::new(limits.requests, staging as usize)?,
             lists: device.allocate(lists)?,
             grid: [0; 2],
-            made_for: MadeFor::new(&self.config),
+            made_for: self.config.problem,
             prepared_for: None,
         })
     }
@@ -197,7 +195,7 @@ impl DecodeBackend for FlashInferMla {
         _: &mut FlashInferMlaState,
         plan: &mut FlashInferMlaPlan,
     ) -> Result<()> {
-        plan.made_for.check("metadata", &self.config)?;
+        plan.made_for.check_same("metadata", &self.config.problem)?;
         let extents = plan.read(batch, self.config.problem.page_size as usize)?;
         if extents.tokens == 0 {
             plan.prepared_for = Some(extents);
@@ -238,8 +236,8 @@ impl DecodeBackend for FlashInferMla {
         plan: &FlashInferMlaPlan,
     ) -> Result<()> {
         call.check(&self.config, &Self::SPEC)?;
-        state.made_for.check("state", &self.config)?;
-        plan.made_for.check("metadata", &self.config)?;
+        state.made_for.check_same("state", &self.config.problem)?;
+        plan.made_for.check_same("metadata", &self.config.problem)?;
         let (batch, cache) = (call.batch, call.cache);
         let absorbed = Absorbed::of(call)?;
         let given = Extents::of(absorbed.tokens, &batch.block_table);

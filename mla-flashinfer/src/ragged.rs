@@ -17,8 +17,9 @@ use {
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
     mla_runtime::backend::{
-        Keys, LayerConfig, MadeFor, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
+        Keys, LayerConfig, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
     },
+    mla_runtime::spec::Problem,
     mla_runtime::tensor::{LseMut, Memory as _},
     mla_runtime::{Error, Result},
 };
@@ -66,7 +67,7 @@ const PLANNED_CHUNKS: usize = 8;
 /// The plans of a step: those of its new tokens, and of its first context chunks.
 #[cfg(feature = "gpu")]
 pub struct FlashInferPlans {
-    made_for: MadeFor,
+    made_for: Problem,
     new_tokens: Plan,
     chunks: Vec<Plan>,
 }
@@ -86,7 +87,7 @@ struct Plan {
 /// log-sum-exp in FlashInfer's order.
 #[cfg(feature = "gpu")]
 pub struct FlashInferState {
-    made_for: MadeFor,
+    made_for: Problem,
     requests: usize,
     tokens: usize,
     chunk: Plan,
@@ -404,7 +405,7 @@ impl PrefillBackend for FlashInfer {
 
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferState> {
         Ok(FlashInferState {
-            made_for: MadeFor::new(&self.config),
+            made_for: self.config.problem,
             requests: limits.requests,
             tokens: limits.tokens,
             chunk: self.plan(device, limits)?,
@@ -416,7 +417,7 @@ impl PrefillBackend for FlashInfer {
     fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferPlans> {
         let chunks = (0..Self::planned_chunks(limits)).map(|_| self.plan(device, limits));
         Ok(FlashInferPlans {
-            made_for: MadeFor::new(&self.config),
+            made_for: self.config.problem,
             new_tokens: self.plan(device, limits)?,
             chunks: chunks.collect::<Result<_>>()?,
         })
@@ -429,8 +430,10 @@ impl PrefillBackend for FlashInfer {
         state: &mut FlashInferState,
         plans: &mut FlashInferPlans,
     ) -> Result<()> {
-        state.made_for.check("state", &self.config)?;
-        plans.made_for.check("metadata", &self.config)?;
+        state.made_for.check_same("state", &self.config.problem)?;
+        plans
+            .made_for
+            .check_same("metadata", &self.config.problem)?;
         let requests = batch.query_lens.len();
         if requests > state.requests {
             let accepted = format!("at most {}", state.requests);
@@ -467,13 +470,15 @@ impl PrefillBackend for FlashInfer {
         state: &mut FlashInferState,
         plans: &FlashInferPlans,
     ) -> Result<()> {
-        state.made_for.check("state", &self.config)?;
-        plans.made_for.check("metadata", &self.config)?;
+        state.made_for.check_same("state", &self.config.problem)?;
+        plans
+            .made_for
+            .check_same("metadata", &self.config.problem)?;
         let plan = match call.chunk {
             None => &plans.new_tokens,
-            Some(chunk) => {
-                let lens = (chunk.query_lens, chunk.key_lens);
-                let planned = plans.chunks.get(chunk.index);
+            Some((index, lens)) => {
+                let lens = (lens.query_lens, lens.seq_lens);
+                let planned = plans.chunks.get(index);
                 match planned.filter(|plan| plan.is_for(lens)) {
                     Some(plan) => plan,
                     None => {

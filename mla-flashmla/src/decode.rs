@@ -14,10 +14,11 @@ use {
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
     mla_runtime::backend::{
-        DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, MadeFor, Output, Query, StepLimits,
+        DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, Query, StepLimits,
     },
     mla_runtime::device::Device as _,
     mla_runtime::model::DType,
+    mla_runtime::spec::Problem,
     mla_runtime::tensor::{CacheLayout, LseMut, Memory as _, TensorRef},
     mla_runtime::{Error, Result},
 };
@@ -34,7 +35,7 @@ pub struct FlashMla {
 /// gaps.
 #[cfg(feature = "sm90")]
 pub struct FlashMlaState {
-    made_for: MadeFor,
+    made_for: Problem,
     out_parts: Buffer,
     lse_parts: Buffer,
     lse: Buffer,
@@ -44,7 +45,7 @@ pub struct FlashMlaState {
 /// A schedule.
 #[cfg(feature = "sm90")]
 pub struct FlashMlaSchedule {
-    made_for: MadeFor,
+    made_for: Problem,
     lens: Buffer,
     parts: Buffer,
     splits: Buffer,
@@ -160,7 +161,7 @@ impl DecodeBackend for FlashMla {
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashMlaState> {
         let sizes = self.sizes(device, limits)?;
         Ok(FlashMlaState {
-            made_for: MadeFor::new(&self.config),
+            made_for: self.config.problem,
             out_parts: device.allocate(sizes.out_parts)?,
             lse_parts: device.allocate(sizes.lse_parts)?,
             lse: device.allocate(sizes.lse)?,
@@ -171,7 +172,7 @@ impl DecodeBackend for FlashMla {
     fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashMlaSchedule> {
         let sizes = self.sizes(device, limits)?;
         Ok(FlashMlaSchedule {
-            made_for: MadeFor::new(&self.config),
+            made_for: self.config.problem,
             lens: device.allocate(sizes.lens)?,
             parts: device.allocate(sizes.parts)?,
             splits: device.allocate(sizes.splits)?,
@@ -186,7 +187,9 @@ impl DecodeBackend for FlashMla {
         _: &mut FlashMlaState,
         schedule: &mut FlashMlaSchedule,
     ) -> Result<()> {
-        schedule.made_for.check("metadata", &self.config)?;
+        schedule
+            .made_for
+            .check_same("metadata", &self.config.problem)?;
         schedule.prepared_for = None;
         let extents = self.extents(device, batch)?;
         let room = schedule.lens.len() / INT;
@@ -234,8 +237,10 @@ impl DecodeBackend for FlashMla {
         schedule: &FlashMlaSchedule,
     ) -> Result<()> {
         call.check(&self.config, &Self::SPEC)?;
-        state.made_for.check("state", &self.config)?;
-        schedule.made_for.check("metadata", &self.config)?;
+        state.made_for.check_same("state", &self.config.problem)?;
+        schedule
+            .made_for
+            .check_same("metadata", &self.config.problem)?;
         let (Query::Concatenated(query), Output::Plain(out)) = (call.query, call.out) else {
             let given = "a query in two, or an output in e4m3";
             return Err(Error::argument("call", given, "concatenated and plain"));

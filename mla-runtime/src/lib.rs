@@ -47,7 +47,7 @@ mod suggestion;
 pub mod tensor;
 mod text;
 
-pub use error::{Error, Named, PlanError, Result};
+pub use error::{Error, Named, Result};
 pub use mla_macros::mla_backend;
 
 /// An item that only this crate has: if the attribute's `crate` names another, the compiler's error

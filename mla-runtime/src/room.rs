@@ -7,19 +7,20 @@
 //! use mla_runtime::{Error, Result, room};
 //!
 //! fn lens(requests: usize) -> Result<Vec<u32>> {
-//!     Ok(room::with_room(requests)?)
+//!     room::with_room(requests)
 //! }
 //! assert!(matches!(lens(usize::MAX / 8), Err(Error::OutOfMemory { .. })));
 //! ```
 
-use crate::PlanError;
+use crate::{Error, Result};
 
-/// A list, or the bytes that were refused: what converts to the error of a plan and to any other.
-type Result<T> = std::result::Result<T, PlanError>;
-
-fn refused<T>(elements: usize) -> PlanError {
+fn refused<T>(elements: usize) -> Error {
     let bytes = (elements as u64).saturating_mul(size_of::<T>() as u64);
-    PlanError::OutOfMemory { bytes }
+    Error::OutOfMemory {
+        device: "host",
+        bytes,
+        free: None,
+    }
 }
 
 /// An empty list with room for `len` elements.
@@ -58,14 +59,12 @@ pub(crate) fn zeros(len: usize) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Error;
 
     #[test]
     fn no_list_is_longer_than_memory() {
         let refused = || with_room::<u64>(usize::MAX / 4).unwrap_err();
         let text = "memory: given a need of 18446744073709551615 bytes on host, accepted as many \
                     as are free";
-        assert_eq!(Error::from(refused()).to_string(), text);
         assert_eq!(refused().to_string(), text);
         assert!(zeros(usize::MAX).is_err() && zeros(1 << 62).is_err());
         assert!(filled(7u64, usize::MAX / 4).is_err());

@@ -21,7 +21,7 @@ use mla_runtime::model::{DType, MlaDims, RotaryStyle};
 use mla_runtime::select::Registry;
 use mla_runtime::spec::{BackendSpec, Phase, Platform, Problem, QueryFormat, QueryLen};
 use mla_runtime::tensor::{
-    ArrayRef, CacheLayout, CacheMut, CacheRef, Layout, LseLayout, LseMut, Memory as _, Rotation,
+    ArrayRef, CacheLayout, CacheMut, CacheRef, Layout, LseLayout, LseMut, Memory as _, Rotary,
     TensorMut, TensorRef,
 };
 
@@ -405,11 +405,9 @@ impl Decode {
             .unwrap(),
         ))
         .with_sinks((!lists).then(|| ArrayRef::new(Inert::bytes(&self.sinks), heads).unwrap()))
-        .with_rotary(
-            (!lists).then(|| {
-                Rotation::new([cos, sin], RotaryStyle::Interleaved).with_positions(positions)
-            }),
-        )
+        .with_rotary((!lists).then(|| {
+            Rotary::new(None, [cos, sin], RotaryStyle::Interleaved).with_positions(positions)
+        }))
         .with_slot_lists(lists.then_some(slots))
     }
 }

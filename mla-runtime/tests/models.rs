@@ -4,9 +4,7 @@
 use std::path::Path;
 
 use mla_cpu::{CpuDecode, CpuPrefill};
-use mla_runtime::model::{
-    DType, GateGranularity, ModelConfig, ModelError, PRESETS, Preset, RotaryStyle,
-};
+use mla_runtime::model::{DType, ModelConfig, ModelError, PRESETS, Preset, RotaryStyle};
 use mla_runtime::plan::memory::{self, MemoryNeeds, RegionName};
 use mla_runtime::select::{Registry, SelectionRequest};
 use mla_runtime::spec::{Problem, Target};
@@ -65,17 +63,17 @@ fn or_dash<T: ToString>(value: Option<T>) -> String {
 
 /// The facts that an engine has to know, in words.
 fn facts(model: &ModelConfig) -> Vec<&'static str> {
-    let gate = match model.gate_granularity {
-        GateGranularity::Head => "gate/head",
+    let gate = match model.output_gate {
+        Some(1) => "gate/head",
         _ => "gate",
     };
-    let scaled = model.latent_scaling.query && model.latent_scaling.latent;
+    let scaled = model.scaled_query_latents && model.scaled_latents;
     let all = [
-        (model.output_gate, gate),
+        (model.output_gate.is_some(), gate),
         (model.sinks, "sinks"),
         (!model.rope.rotates, "still"),
         (model.rope.style == RotaryStyle::Halves, "halves"),
-        (model.query_scaling.is_some(), "positions"),
+        (model.query_factor(0).is_some(), "positions"),
         (scaled, "latents"),
         (model.foreign_indexer.is_some(), "indexer"),
     ];
@@ -96,9 +94,7 @@ fn numbers(preset: &Preset) -> String {
     };
     let layers = model.layers.unwrap();
     let head = model.dims.head;
-    let indexers = model
-        .index_topk
-        .map(|_| model.index_layers.indexers(layers));
+    let indexers = model.index_topk.map(|_| model.indexers(layers));
     let mut words = vec![
         name.to_owned(),
         format!("{layers}+{}+{}", model.other_layers, model.draft_layers),

@@ -229,7 +229,7 @@ fn found(phase: &PhaseExplanation) -> Vec<(&'static str, Vec<&'static str>)> {
         .iter()
         .filter(|candidate| candidate.spec.name != "CPU")
         .map(|candidate| {
-            let fields = candidate.reasons.iter().map(|reason| reason.field.name());
+            let fields = candidate.reasons.iter().map(|reason| reason.field());
             (candidate.spec.name, fields.collect())
         })
         .collect()
@@ -338,7 +338,7 @@ fn preference_is_never_replaced() {
                     ..
                 }) => {
                     assert_eq!(refused, name);
-                    let given: Vec<_> = reasons.iter().map(|r| r.field.name()).collect();
+                    let given: Vec<_> = reasons.iter().map(|r| r.field()).collect();
                     assert_eq!(given, fields);
                 }
                 // Prefill is as asked for, but nothing fits the decode phase, and nothing here can

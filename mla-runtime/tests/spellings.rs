@@ -1,8 +1,6 @@
 //! The spellings of configurations: each key that changes numbers is read, or refused by its name.
 
-use mla_runtime::model::{
-    GateGranularity, LatentScaling, ModelConfig, QueryScaling, Rope, RopeScaling, RotaryStyle, Yarn,
-};
+use mla_runtime::model::{ModelConfig, Rope, RotaryStyle, Yarn};
 use serde_json::{Value, json};
 
 fn with(mut config: Value, changes: Value) -> Value {
@@ -142,7 +140,8 @@ fn mistrals_own_file_is_read() {
     let yarn = Yarn::new(36.0, Some(8192)).with_mscale(1.0, 1.0);
     assert_eq!(model.rope.yarn(), Some(yarn.with_applied_scale(false)));
     assert_eq!((model.heads, model.layers), (128, Some(61)));
-    assert_eq!(model.query_scaling, Some(QueryScaling::new(0.1, 8192)));
+    assert_eq!(model.query_factor(8191), Some(1.0));
+    assert_eq!(model.query_factor(8192), Some(1.0 + 0.1 * 1f64.ln_1p()));
     assert_eq!(model.softmax_scale(), 1.0 / 192f64.sqrt());
     assert_eq!(model.rope.attention_factor(), 1.0);
     // m = 0.1·ln 36 + 1.
@@ -174,7 +173,7 @@ fn deepseeks_own_file_has_yarn_without_saying_so() {
     let yarn = Yarn::new(40.0, Some(4096));
     let model = read(json!({}));
     let published = ModelConfig::preset("deepseek-v3").unwrap();
-    let rope = Rope::plain(1e4).with_scaling(RopeScaling::Yarn(yarn.with_mscale(1.0, 1.0)));
+    let rope = Rope::plain(1e4).with_yarn(yarn.with_mscale(1.0, 1.0));
     assert_eq!((model.rope, model.dtype), (rope, published.dtype));
     assert_eq!((model.heads, model.layers), (128, Some(61)));
     assert_eq!(model.softmax_scale(), published.softmax_scale());
@@ -192,25 +191,24 @@ fn deepseeks_own_file_has_yarn_without_saying_so() {
 fn a_familys_class_fills_in_what_a_file_leaves_out() {
     let of = |family: &str, changes: Value| read(with(json!({"model_type": family}), changes));
     let hy4 = of("hy_v4", json!({"gating_type": "headwise"}));
-    assert!(hy4.output_gate && hy4.sinks);
-    assert_eq!(hy4.gate_granularity, GateGranularity::Head);
+    assert_eq!((hy4.output_gate, hy4.sinks), (Some(1), true));
     let off = of(
         "hy_v4",
         json!({"gated_mla": false, "learnable_sink": false}),
     );
-    assert!(!off.output_gate && !off.sinks);
+    assert_eq!((off.output_gate, off.sinks), (None, false));
     let gigachat = of("gigachat3_5", json!({"linear_attention_type": null}));
-    assert!(gigachat.output_gate && gigachat.latent_scaling.query);
+    assert!(gigachat.output_gate.is_some() && gigachat.scaled_query_latents);
     let dots3 = of(
         "dots3_note_omni",
         indexed(json!({
             "layer_types": vec!["full_attention"; 8], "k_rope_only_layernorm": null,
         })),
     );
-    assert_eq!(dots3.gate_granularity, GateGranularity::Head);
-    assert!(dots3.output_gate && dots3.latent_scaling.latent && dots3.rotary_key_norm);
+    assert_eq!(dots3.output_gate, Some(1));
+    assert!(dots3.scaled_latents && dots3.rotary_key_norm);
     assert_eq!(dots3.indexer.unwrap().rotary, RotaryStyle::Interleaved);
-    assert_eq!(dots3.index_layers.indexers(8), 8);
+    assert_eq!(dots3.indexers(8), 8);
     for family in ["minicpm3", "pangu_ultra_moe", "openpangu_v2"] {
         assert_eq!(of(family, json!({})).rope.style, RotaryStyle::Halves);
         let other = of(family, json!({"rope_interleave": true}));
@@ -339,16 +337,15 @@ fn sparse_and_dense_layers_have_names() {
         [dense, "sparse_attention", "sparse", "indexed_attention"],
         json!({"index_topk_pattern": "FFSC"}),
     ));
-    let layers = model.index_layers;
-    let has = [0, 1, 2, 3].map(|layer| (layers.has_indexer(layer), layers.source(layer)));
+    let has = [0, 1, 2, 3].map(|layer| (model.has_indexer(layer), model.list_source(layer)));
     assert_eq!(has, [(false, 0), (true, 1), (false, 1), (true, 3)]);
-    assert_eq!((layers.indexers(4), layers.dense(4)), (2, 1));
+    assert_eq!((model.indexers(4), model.dense_layers(4)), (2, 1));
     // A linear layer has no number among the caches.
     let linear = "linear_attention";
     let model = read(types([linear, "sparse", linear, "sparse"], json!({})));
-    assert_eq!((model.layers, model.index_layers.indexers(2)), (Some(2), 2));
+    assert_eq!((model.layers, model.indexers(2)), (Some(2), 2));
     let all = read(types([dense; 4], json!({"use_dsa": true})));
-    assert_eq!(all.index_layers.indexers(4), 4);
+    assert_eq!(all.indexers(4), 4);
     let off = read(types([dense; 4], json!({"use_dsa": false})));
     assert_eq!((off.index_topk, off.indexer), (None, None));
     assert_eq!(
@@ -366,9 +363,9 @@ fn sparse_and_dense_layers_have_names() {
 #[test]
 fn lists_are_shared_by_any_spelling() {
     let own = |changes: Value| {
-        let layers = read(indexed(changes)).index_layers;
+        let model = read(indexed(changes));
         (0..8)
-            .filter(|layer| layers.has_indexer(*layer))
+            .filter(|layer| model.has_indexer(*layer))
             .collect::<Vec<u32>>()
     };
     assert_eq!(
@@ -404,38 +401,30 @@ fn lists_are_shared_by_any_spelling() {
 
 #[test]
 fn gates_have_a_granularity() {
-    use GateGranularity::{Head, HeadAndValue};
+    let (head, head_and_value) = (Some(1), Some(read(json!({})).dims.head.v));
     for (changes, expected) in [
-        (json!({"mla_use_output_gate": true}), Some(HeadAndValue)),
-        (json!({"gated_attention": true}), Some(HeadAndValue)),
-        (json!({"attn_elementwise_gate": true}), Some(HeadAndValue)),
+        (json!({"mla_use_output_gate": true}), head_and_value),
+        (json!({"gated_attention": true}), head_and_value),
+        (json!({"attn_elementwise_gate": true}), head_and_value),
         (
             json!({"gated_mla": true, "gating_type": "elementwise"}),
-            Some(HeadAndValue),
+            head_and_value,
         ),
-        (
-            json!({"gated_mla": true, "gating_type": "headwise"}),
-            Some(Head),
-        ),
+        (json!({"gated_mla": true, "gating_type": "headwise"}), head),
         (json!({"gated_mla": false, "gating_type": "headwise"}), None),
-        (json!({"attention_gate_type": "headwise"}), Some(Head)),
+        (json!({"attention_gate_type": "headwise"}), head),
         (json!({"attention_gate_type": "none"}), None),
         (
             json!({"gated_attention_proj_granularity_type": "head_wise"}),
-            Some(Head),
+            head,
         ),
         (
             json!({"gated_attention_proj_granularity_type": "element_wise"}),
-            Some(HeadAndValue),
+            head_and_value,
         ),
     ] {
         let model = read(changes.clone());
-        assert_eq!(model.output_gate, expected.is_some(), "{changes}");
-        assert_eq!(
-            model.gate_granularity,
-            expected.unwrap_or_default(),
-            "{changes}"
-        );
+        assert_eq!(model.output_gate, expected, "{changes}");
     }
     assert_eq!(
         refused(json!({"attention_gate_type": "channelwise"})),
@@ -457,9 +446,9 @@ fn engine_owned_fields() {
         "layer_group_size": 4, "num_nextn_predict_layers": 3,
     });
     let model = read(scaled);
-    let both: LatentScaling = model.latent_scaling;
-    assert_eq!(both.factor(1536), Some(2.0));
-    assert_eq!(both.factor(512), Some(12f64.sqrt()));
+    assert!(model.scaled_query_latents && model.scaled_latents);
+    assert_eq!(model.latent_factor(1536), Some(2.0));
+    assert_eq!(model.latent_factor(512), Some(12f64.sqrt()));
     assert_eq!(
         model.engine_work(),
         [
@@ -474,11 +463,9 @@ fn engine_owned_fields() {
         ]
     );
     for key in ["apply_mla_qkv_lora_rescale", "use_mla_scaling_factor"] {
-        let scaling = read(json!({key: true})).latent_scaling;
-        assert_eq!(
-            (scaling.query, scaling.latent, scaling.hidden_size),
-            (true, true, None)
-        );
+        let model = read(json!({key: true}));
+        assert!(model.scaled_query_latents && model.scaled_latents);
+        assert_eq!(model.latent_factor(512), None);
     }
     let disputed = ModelConfig::preset("mistral-small-4").unwrap();
     assert_eq!(disputed.engine_work().len(), 2);
@@ -495,7 +482,7 @@ fn rotation_section_order() {
     let yarn = Yarn::new(64.0, Some(4096));
     let section = json!({"rope_type": "yarn", "factor": 64, "rope_theta": 5e5,
         "original_max_position_embeddings": 4096});
-    let expected = plain(5e5).with_scaling(RopeScaling::Yarn(yarn));
+    let expected = plain(5e5).with_yarn(yarn);
     let sliding = json!({"rope_type": "default", "rope_theta": 1e4});
     for changes in [
         json!({"rope_parameters": section}),
@@ -551,10 +538,12 @@ fn rotation_section_order() {
         assert_eq!(refused(changes), message);
     }
     let su = json!({"type": "su", "rope_type": "longrope", "long_factor": [1.0]});
-    assert!(matches!(
-        read(json!({"rope_scaling": su})).rope.scaling,
-        RopeScaling::Other { .. }
-    ));
+    let tables = read(json!({"rope_scaling": su})).rope.cos_sin(64, 1);
+    assert_eq!(
+        tables.unwrap_err().to_string(),
+        "rope_scaling.type: given longrope, accepted yarn, linear, default or none: there are no \
+         tables of another kind"
+    );
 }
 
 #[test]

@@ -3,9 +3,9 @@
 
 use std::ffi::c_void;
 
-use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, MadeFor, Output, StepLimits};
+use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, Output, StepLimits};
 use mla_runtime::model::KvFormat;
-use mla_runtime::spec::BackendSpec;
+use mla_runtime::spec::{BackendSpec, Problem};
 use mla_runtime::tensor::Memory as _;
 use mla_runtime::{Error, Result};
 
@@ -34,7 +34,7 @@ pub(super) trait DenseKernel: Copy {
 
 /// The workspace, which bounds the query tokens of a request but not the number of requests.
 pub struct AbsorbedState {
-    made_for: MadeFor,
+    made_for: Problem,
     workspace: Buffer,
     query_len: usize,
 }
@@ -44,7 +44,7 @@ impl AbsorbedState {
     fn new(config: &LayerConfig, device: &Cuda, bytes: usize, query_len: usize) -> Result<Self> {
         // The kernels' counters have to begin at zero.
         Ok(Self {
-            made_for: MadeFor::new(config),
+            made_for: config.problem,
             workspace: device.allocate(bytes)?,
             query_len,
         })
@@ -101,23 +101,15 @@ fn largest(config: &LayerConfig, limits: &StepLimits) -> Result<raw::MlaDecodePa
 fn of_limits(error: Error) -> Error {
     match error {
         Error::Argument {
-            field: "requests",
+            field,
             given,
             accepted,
-        } => Error::Argument {
-            field: "limits.requests",
-            given,
-            accepted,
-        },
+        } if field == "requests" => Error::argument("limits.requests", given, accepted),
         Error::Argument {
-            field: "max_pages",
+            field,
             given,
             accepted,
-        } => Error::Argument {
-            field: "limits.pages_per_request",
-            given,
-            accepted,
-        },
+        } if field == "max_pages" => Error::argument("limits.pages_per_request", given, accepted),
         error => error,
     }
 }
@@ -130,7 +122,7 @@ fn params(
     state: &AbsorbedState,
 ) -> Result<Option<raw::MlaDecodeParams>> {
     call.check(config, spec)?;
-    state.made_for.check("state", config)?;
+    state.made_for.check_same("state", &config.problem)?;
     let problem = &config.problem;
     let batch = &call.batch;
     state.check(batch)?;

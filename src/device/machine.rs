@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
 use cudarc::driver::{CudaContext, result};
-use mla_runtime::plan::crossover::GpuFigures;
+use mla_runtime::plan::crossover::Machine;
 use mla_runtime::spec::Capability;
 
 /// The part of an H200's peak rates, as its clocks allow them, that large products and copies
@@ -12,7 +12,7 @@ const BYTES_REACHED: f64 = 0.854;
 
 /// Returns the figures that the model of a layer's times takes; `None` if the driver does not give
 /// them.
-pub(super) fn of(context: &CudaContext, capability: Capability) -> Option<GpuFigures> {
+pub(super) fn of(context: &CudaContext, capability: Capability) -> Option<Machine> {
     let attribute = |attribute| {
         // SAFETY: the device is the context's, which lives.
         unsafe { result::device::get_attribute(context.cu_device(), attribute) }.ok()
@@ -26,7 +26,7 @@ pub(super) fn of(context: &CudaContext, capability: Capability) -> Option<GpuFig
     let flop = f64::from(multiprocessors) * clock * flop_per_cycle(capability);
     // The memory transfers twice in each cycle.
     let bytes = 2.0 * memory_clock * bus_bits / 8.0;
-    GpuFigures::new(
+    Machine::gpu(
         u32::try_from(multiprocessors).ok()?,
         FLOP_REACHED * flop,
         BYTES_REACHED * bytes,

@@ -9,7 +9,7 @@ use mla_runtime::device::{
     AbsorbedQueries, CacheRows, Device, Fp8Blocks, GatherRows, check_gather, check_merge,
     check_outputs, check_product, check_scatter, check_write,
 };
-use mla_runtime::plan::crossover::{GpuFigures, Machine};
+use mla_runtime::plan::crossover::Machine;
 use mla_runtime::spec::{Cause, Platform, Target};
 use mla_runtime::tensor::{
     ArrayRef, CacheLayout, CacheMut, CacheRef, Layout, LseConvention, LseMut, LseRef, Memory,
@@ -157,13 +157,10 @@ impl Device for Cuda {
 
     fn machine(&self) -> Machine {
         let figures = machine::of(self.stream().context(), self.gpu().capability);
-        figures.map_or_else(
-            || {
-                tracing::warn!("the driver gives no figures of this GPU: an H200's are taken");
-                Machine::Gpu(GpuFigures::H200)
-            },
-            Machine::Gpu,
-        )
+        figures.unwrap_or_else(|| {
+            tracing::warn!("the driver gives no figures of this GPU: an H200's are taken");
+            Machine::H200
+        })
     }
 
     fn check_tensor(&self, field: &'static str, layout: &Layout) -> Result<()> {

@@ -25,13 +25,14 @@ pub(super) fn fill(
     params: &mut raw::MlaCacheWriteParams,
 ) -> Result<()> {
     rotary.check(tokens, width)?;
+    let positions = rotary.positions()?;
     device.check_memory([
-        ("positions", rotary.positions.bytes()),
+        ("positions", positions.bytes()),
         ("cos", rotary.cos.bytes()),
         ("sin", rotary.sin.bytes()),
     ])?;
     let cos = rotary.cos.layout();
-    params.positions = rotary.positions.bytes().address() as *const _;
+    params.positions = positions.bytes().address() as *const _;
     params.cos = rotary.cos.bytes().address() as *const _;
     params.sin = rotary.sin.bytes().address() as *const _;
     params.table_stride = wide("cos", cos.strides[1])?;
@@ -100,7 +101,7 @@ pub(super) fn params(
     let mut params = raw::MlaCacheWriteParams {
         latent: address as *const _,
         rope: address as *const _,
-        slots: rotary.positions.bytes().address() as *const _,
+        slots: rotary.positions()?.bytes().address() as *const _,
         cache: std::ptr::null_mut(),
         cache_rope: std::ptr::null_mut(),
         positions: std::ptr::null(),

@@ -6,8 +6,7 @@ use mla_kernels::Cuda;
 use mla_runtime::Result;
 use mla_runtime::backend::DecodeBatch;
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexCacheRef, IndexDevice, IndexKeys, IndexQueriesMut,
-    IndexQueryInput, IndexRows,
+    IndexCacheLayout, IndexCacheMut, IndexCacheRef, IndexDevice, IndexKeys, IndexQueries, IndexRows,
 };
 use mla_runtime::model::{DType, IndexerConfig, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, Rotary, TensorMut, TensorRef};
@@ -168,15 +167,15 @@ impl World {
         let of_weights = Layout::contiguous(DType::F32, [tokens, 1, heads]);
         device.quantise_index_queries(
             &self.config,
-            IndexQueryInput::new(
-                TensorRef::new(D::bytes(&queries), Layout::contiguous(self.dtype, shape))?,
-                TensorRef::new(D::bytes(&head_weights), of_weights)?,
-            )
-            .with_rotary(self.rotary(&positions, tokens, [&tables[0], &tables[1]])?),
-            IndexQueriesMut::new(
+            IndexQueries::new(
+                [
+                    TensorRef::new(D::bytes(&queries), Layout::contiguous(self.dtype, shape))?,
+                    TensorRef::new(D::bytes(&head_weights), of_weights)?,
+                ],
                 D::bytes_mut(&mut values),
                 TensorMut::new(D::bytes_mut(&mut weights), of_weights)?,
-            ),
+            )
+            .with_rotary(self.rotary(&positions, tokens, [&tables[0], &tables[1]])?),
         )?;
         Ok([download(device, &values)?, download(device, &weights)?])
     }

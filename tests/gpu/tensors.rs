@@ -4,7 +4,7 @@ use mla_runtime::Result;
 use mla_runtime::device::Device;
 use mla_runtime::model::DType;
 use mla_runtime::tensor::{
-    ArrayRef, Layout, LseConvention, LseLayout, LseMut, LseRef, Scalar, TensorMut, TensorRef,
+    ArrayRef, Layout, LseConvention, LseLayout, LseMut, LseRef, TensorMut, TensorRef,
 };
 use rand::RngExt as _;
 use rand::rngs::StdRng;
@@ -132,7 +132,7 @@ impl<D: Device> On<D> {
     }
 }
 
-pub(crate) fn indices<D: Device, T: Scalar>(
+pub(crate) fn indices<D: Device, T: bytemuck::Pod>(
     buffer: &D::Buffer,
     len: usize,
 ) -> Result<ArrayRef<'_, D, T>> {

@@ -1,6 +1,6 @@
 //! The model's numbers.
 
-use mla_runtime::model::{LatentScaling, ModelConfig};
+use mla_runtime::model::ModelConfig;
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
@@ -170,14 +170,14 @@ impl Config {
             routing: Routing::new(json)?,
         };
         let attention = &config.attention;
-        let dense = attention.index_layers.dense(attention.layers.unwrap_or(0));
+        let dense = attention.dense_layers(attention.layers.unwrap_or(0));
         for (field, given) in [
-            ("output gate", attention.output_gate),
+            ("output gate", attention.output_gate.is_some()),
             ("sinks", attention.sinks),
-            ("query scaling", attention.query_scaling.is_some()),
+            ("query scaling", attention.query_factor(0).is_some()),
             (
                 "latent scaling",
-                attention.latent_scaling != LatentScaling::NONE,
+                attention.scaled_query_latents || attention.scaled_latents,
             ),
             ("norm of rotary keys", attention.rotary_key_norm),
             (

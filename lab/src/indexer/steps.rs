@@ -5,12 +5,10 @@ use mla_cli::parts::{CliError, Data, Indexed, Lists, Stopwatch, Workload, upload
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeBatch, SelectedDecode, SelectedPrefill};
 use mla_runtime::device::CacheRows;
-use mla_runtime::indexer::{
-    IndexCall, IndexDevice, IndexKeys, IndexQueriesMut, IndexQueryInput, IndexRows,
-};
+use mla_runtime::indexer::{IndexCall, IndexDevice, IndexKeys, IndexQueries, IndexRows};
 use mla_runtime::layer::{LayerCall, SelectedLayer, Workspace};
 use mla_runtime::model::{DType, IndexDims, IndexerConfig, RotaryStyle};
-use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, Rotary, Rotation, TensorMut, TensorRef};
+use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, Rotary, TensorMut, TensorRef};
 
 use crate::timing::Timer;
 
@@ -209,15 +207,15 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
         let of_heads = Layout::contiguous(DType::F32, [rows, 1, heads]);
         device.quantise_index_queries(
             &self.config,
-            IndexQueryInput::new(
-                TensorRef::new(D::bytes(&self.product), by_head)?,
-                TensorRef::new(D::bytes(&self.head_weights), of_heads)?,
-            )
-            .with_rotary(rotary),
-            IndexQueriesMut::new(
+            IndexQueries::new(
+                [
+                    TensorRef::new(D::bytes(&self.product), by_head)?,
+                    TensorRef::new(D::bytes(&self.head_weights), of_heads)?,
+                ],
                 D::bytes_mut(&mut self.values),
                 TensorMut::new(D::bytes_mut(&mut self.weights), of_heads)?,
-            ),
+            )
+            .with_rotary(rotary),
         )
     }
 
@@ -297,7 +295,7 @@ fn pairs_and_cached(workload: &Workload, rows: usize) -> [f64; 2] {
 /// The rotation of tokens at these positions.
 fn rotary<'a, D: IndexDevice>(
     positions: ArrayRef<'a, D, i64>,
-    rotation: Option<&'a Rotation<'_, D>>,
+    rotation: Option<&'a Rotary<'_, D>>,
     style: RotaryStyle,
 ) -> Option<Rotary<'a, D>> {
     let rotation = rotation?;

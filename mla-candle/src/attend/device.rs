@@ -2,7 +2,8 @@
 
 use mla_cpu::Cpu;
 use mla_runtime::Result;
-use mla_runtime::indexer::{IndexCall, IndexLimits, Indexer, IndexerWorkspace};
+use mla_runtime::backend::StepLimits;
+use mla_runtime::indexer::{IndexCall, Indexer, IndexerWorkspace};
 use mla_runtime::layer::SelectedWorkspace;
 use mla_runtime::model::IndexerConfig;
 use mla_runtime::spec::Problem;
@@ -24,7 +25,7 @@ pub(super) trait Lists<D: Lending>: Sized {
     fn config(&self) -> &IndexerConfig;
 
     /// Allocates the memory for selections within these limits.
-    fn workspace(&self, limits: &IndexLimits) -> Result<IndexerWorkspace<D>>;
+    fn workspace(&self, limits: &StepLimits) -> Result<IndexerWorkspace<D>>;
 
     /// Makes the lists of the prepared step.
     fn select(
@@ -44,7 +45,7 @@ impl<D: Lending + mla_runtime::indexer::IndexDevice> Lists<D> for Indexer<D> {
         self.config()
     }
 
-    fn workspace(&self, limits: &IndexLimits) -> Result<IndexerWorkspace<D>> {
+    fn workspace(&self, limits: &StepLimits) -> Result<IndexerWorkspace<D>> {
         self.workspace(limits)
     }
 
@@ -91,7 +92,7 @@ mod without {
             match *self {}
         }
 
-        fn workspace(&self, _: &IndexLimits) -> Result<IndexerWorkspace<Cuda>> {
+        fn workspace(&self, _: &StepLimits) -> Result<IndexerWorkspace<Cuda>> {
             match *self {}
         }
 

@@ -2,16 +2,14 @@
 
 use candle_core::{DType, Error, Result, Tensor};
 use mla_runtime::backend::StepLimits;
-use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexCall, IndexLimits, IndexerWorkspace,
-};
+use mla_runtime::indexer::{IndexCacheLayout, IndexCacheMut, IndexCall, IndexerWorkspace};
 use mla_runtime::layer::{
     LayerCall, SelectedLayer, SelectedWorkspace, StepPlan, StepRequest, Weights,
 };
 use mla_runtime::model::IndexerConfig;
 use mla_runtime::plan::slots::HostIndex;
 use mla_runtime::select::Selection;
-use mla_runtime::tensor::{ArrayRef, Rotation};
+use mla_runtime::tensor::{ArrayRef, Rotary};
 
 use super::cache::Cache;
 use super::device::{Lists as _, Selecting};
@@ -50,7 +48,7 @@ impl<D: Selecting> Parts<D> {
     }
 
     pub(super) fn work(&self, limits: &StepLimits) -> Result<Work<D>> {
-        let lists = |indexer: &D::Lists| indexer.workspace(&IndexLimits::new(*limits));
+        let lists = |indexer: &D::Lists| indexer.workspace(limits);
         let lists = self.indexer.as_ref().map(lists).transpose();
         Ok(Work {
             workspace: self.layer.workspace(limits).map_err(Error::wrap)?,
@@ -168,7 +166,7 @@ impl<D: Selecting> Work<D> {
             let mut call = IndexCall::new(inputs, keys, norm, head_weights, cache);
             if config.dims.rope > 0 {
                 // The style here has no effect: elements pair as the indexer's configuration says.
-                call.rotary = Some(Rotation::new(tables, config.rotary));
+                call.rotary = Some(Rotary::new(None, tables, config.rotary));
             }
             indexer.select(&self.workspace, lists, call)
         })

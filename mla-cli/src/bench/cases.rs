@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-use mla_runtime::batch::{BatchSpec, MAX_LEN, MAX_REQUESTS, Request};
+use mla_runtime::batch::Request;
 use mla_runtime::model::{DType, KvFormat, MAX_DIM};
 use serde::Deserialize;
 
 use super::lists::{ListKind, Lists};
 use crate::args::MAX_LIST_WIDTH;
 use crate::args::input::read_text;
+use crate::batch::{BatchSpec, MAX_LEN, MAX_REQUESTS};
 use crate::error::CliError;
 
 /// The whole file.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mla_runtime::plan::crossover::{Attention, Machine, crossover};
+use mla_runtime::plan::crossover::{Machine, crossover};
 
 use super::ceilings::Ceilings;
 use super::record::{Basis, Crossover, Row};
@@ -19,18 +19,16 @@ pub(super) struct Known {
 impl Known {
     /// Multiply-adds alone, which are no prediction.
     pub(super) const NOTHING: Self = Self {
-        machine: Machine::Arithmetic,
+        machine: Machine::ARITHMETIC,
         basis: Basis::Nothing,
     };
 
     /// The figures of a GPU, if it is one: as stated, or as measured.
     pub(super) fn of(machine: Machine, ceilings: Option<&Ceilings>) -> Option<Self> {
-        let Machine::Gpu(gpu) = machine else {
-            return None;
-        };
-        let rates = ceilings.map(|it| gpu.with_rates(it.flop_per_second, it.bytes_per_second));
+        let count = machine.multiprocessors()?;
+        let rates = ceilings.map(|it| Machine::gpu(count, it.flop_per_second, it.bytes_per_second));
         Some(Self {
-            machine: Machine::Gpu(rates.and_then(Result::ok).unwrap_or(gpu)),
+            machine: rates.and_then(Result::ok).unwrap_or(machine),
             basis: Basis::Figures,
         })
     }
@@ -107,14 +105,11 @@ fn of_pair(
     };
     let Known { machine, basis } = known(layer);
     let problem = layer.config.problem;
-    let element_bytes = problem.dtype.bytes() as u32;
     let predict = |machine: &Machine| {
         // The longer the query, the shorter is the context.
         let of_query = |q: f64| {
             let context_len = (f64::from(kv) - q).max(0.0) as u32;
-            let attention = Attention::new(problem.dims, problem.heads, element_bytes)
-                .with_context_len(Some(context_len));
-            crossover(&attention, machine)
+            crossover(machine, &problem, false, Some(context_len))
         };
         let length = (0..3).fold(f64::from(q), |length, _| of_query(length));
         Some(length).filter(|length| length.is_finite())
@@ -129,7 +124,7 @@ fn of_pair(
             _ => predict(&machine),
         },
         basis,
-        predicted_by_arithmetic: predict(&Machine::Arithmetic),
+        predicted_by_arithmetic: predict(&Machine::ARITHMETIC),
     })
 }
 

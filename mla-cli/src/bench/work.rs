@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use mla_runtime::backend::{LayerConfig, SelectedDecode, StepLimits};
-use mla_runtime::batch::{BatchSpec, Request};
+use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
 use mla_runtime::select::Registry;
 
 use super::lists::{Lists, distinct_rows};
+use crate::batch::BatchSpec;
 use crate::error::CliError;
 use crate::run::workload::{Cost, Workload, query_tokens};
 

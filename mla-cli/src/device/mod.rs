@@ -10,7 +10,6 @@ use std::fmt::Display;
 use clap::ValueEnum;
 use mla_cpu::Cpu;
 use mla_runtime::backend::StepLimits;
-use mla_runtime::batch::BatchSpec;
 use mla_runtime::indexer::IndexDevice;
 use mla_runtime::plan::memory::MemoryPlan;
 use mla_runtime::spec::Cause;
@@ -19,6 +18,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use self::memory::field_bytes;
 use self::stopwatch::Stopwatch;
+use crate::batch::BatchSpec;
 use crate::error::CliError;
 #[cfg(feature = "gpu")]
 use crate::progress::Progress;

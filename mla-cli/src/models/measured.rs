@@ -146,10 +146,10 @@ impl Measured {
 mod tests {
     use std::path::Path;
 
-    use mla_runtime::batch::BatchSpec;
     use serde_json::Value;
 
     use super::*;
+    use crate::batch::BatchSpec;
 
     fn text(path: &str) -> String {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);

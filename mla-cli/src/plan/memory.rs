@@ -5,9 +5,7 @@ use std::fmt::Write as _;
 use bytesize::ByteSize;
 use mla_runtime::Error;
 use mla_runtime::backend::StepLimits;
-use mla_runtime::indexer::{IndexLimits, IndexNeeds};
 use mla_runtime::model::KvFormat;
-use mla_runtime::plan::PlanError;
 use mla_runtime::plan::memory::{MemoryNeeds, MemoryPlan, max_pages, max_rows, plan};
 use mla_runtime::plan::parallel::ContextParallel;
 use mla_runtime::plan::workspace::MAX_ROWS;
@@ -138,21 +136,14 @@ fn needs(
     )
     .with_decode_query_len(args.decode_query_len as usize)
     .with_context_rows(rows as usize);
-    let indexer = match problem.sparse {
-        // An indexer of the engine's own: the engine knows how much memory that takes.
-        true if model.config.foreign_indexer.is_some() => None,
-        true => {
-            let dims = model.indexer()?.dims;
-            let limits = IndexLimits::new(limits);
-            let mut needs = IndexNeeds::of(dims, &limits, args.page).map_err(by_argument)?;
-            needs.layers = model.config.index_layers.indexers(layers);
-            Some(needs)
-        }
-        false => None,
-    };
-    Ok(MemoryNeeds::of_steps(&problem, &limits)
-        .map_err(by_argument)?
-        .with_indexer(indexer)
+    let mut needs = MemoryNeeds::of_steps(&problem, &limits).map_err(by_argument)?;
+    // An indexer of the engine's own: the engine knows how much memory that takes.
+    if problem.sparse && model.config.foreign_indexer.is_none() {
+        let indexers = model.config.indexers(layers);
+        let with_indexers = needs.with_indexer(model.indexer()?.dims, &limits, indexers);
+        needs = with_indexers.map_err(by_argument)?;
+    }
+    Ok(needs
         .with_pages(args.tokens.unwrap_or(0).div_ceil(args.page).into())
         .with_layers(layers)
         .with_parallel(args.parallel.read()?.unwrap_or(ContextParallel::SINGLE))
@@ -206,24 +197,24 @@ fn by_argument(error: Error) -> CliError {
         field,
         given,
         accepted,
-    } = error
+    } = &error
     else {
         return error.into();
     };
-    let (argument, given) = match field {
-        "limits.requests" => ("--requests", given),
-        "limits.tokens" => ("--step-tokens", given),
-        "limits.context_rows" => ("--rows", given),
+    let (argument, given) = match &**field {
+        "limits.requests" => ("--requests", given.clone()),
+        "limits.tokens" => ("--step-tokens", given.clone()),
+        "limits.context_rows" => ("--rows", given.clone()),
         "limits.pages_per_request" => ("--context-len", format!("what takes {given} pages")),
-        _ => (field, given),
+        _ => return error.into(),
     };
     CliError::argument(argument, given, accepted)
 }
 
 // Too little memory by the name of the argument that gave it, and in the units that it takes.
-fn too_little(error: PlanError) -> CliError {
+fn too_little(error: Error) -> CliError {
     match error {
-        PlanError::DoesNotFit {
+        Error::DoesNotFit {
             given,
             needed,
             smallest,

@@ -3,7 +3,6 @@
 mod chunks;
 mod memory;
 
-use mla_runtime::plan::PlanError;
 use mla_runtime::plan::parallel::ContextParallel;
 
 use crate::args::positive;
@@ -36,7 +35,7 @@ struct ParallelArgs {
 }
 
 impl ParallelArgs {
-    fn read(&self) -> Result<Option<ContextParallel>, PlanError> {
+    fn read(&self) -> mla_runtime::Result<Option<ContextParallel>> {
         self.world
             .map(|world| ContextParallel::new(world, self.interleave))
             .transpose()

@@ -12,7 +12,7 @@ pub(crate) mod workload;
 
 use mla_runtime::device::Device;
 use mla_runtime::indexer::IndexDevice;
-use mla_runtime::layer::crossover_threshold;
+use mla_runtime::plan::crossover;
 use mla_runtime::select::{Registry, SelectionRequest};
 use mla_runtime::spec::{Phase, Problem};
 
@@ -147,7 +147,7 @@ fn problem<D: Device, L: Lists<D>>(
         // The expanded form has no lists.
         (true, _) => u32::MAX,
         (false, Some(threshold)) => threshold,
-        (false, None) => crossover_threshold(&device.machine(), &problem, false, None)
+        (false, None) => crossover::threshold(&device.machine(), &problem, false, None)
             .min(longest_decode(args, &problem, device)?),
     };
     Ok((problem, threshold))

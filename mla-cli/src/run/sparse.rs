@@ -8,11 +8,11 @@ use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, SlotLists, StepLimits};
 use mla_runtime::device::Device;
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexCall, IndexDevice, IndexKeys, IndexLimits, IndexNeeds,
-    Indexer, IndexerWorkspace,
+    IndexCacheLayout, IndexCacheMut, IndexCall, IndexDevice, IndexKeys, Indexer, IndexerWorkspace,
 };
 use mla_runtime::layer::Workspace;
 use mla_runtime::model::{DType, IndexerConfig, ModelConfig, Rope};
+use mla_runtime::plan::memory::MemoryNeeds;
 use mla_runtime::tensor::{ArrayRef, Layout, Rotary, RotaryTables, TensorRef};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -30,9 +30,9 @@ pub trait Lists<D: Device>: Sized {
     /// True if there are lists.
     const SPARSE: bool;
 
-    /// The additions to the memory plan.
-    fn needs(_: &ModelConfig, _: &StepLimits, _: u32) -> Result<Option<IndexNeeds>> {
-        Ok(None)
+    /// The memory needs of the layer, with those of what makes the lists.
+    fn needs(layer: MemoryNeeds, _: &ModelConfig, _: &StepLimits) -> Result<MemoryNeeds> {
+        Ok(layer)
     }
 
     /// Everything that an engine would own, on the device.
@@ -145,9 +145,8 @@ fn indexer_of(model: &ModelConfig) -> Result<IndexerConfig> {
 impl<D: IndexDevice> Lists<D> for Indexed<D> {
     const SPARSE: bool = true;
 
-    fn needs(model: &ModelConfig, limits: &StepLimits, page: u32) -> Result<Option<IndexNeeds>> {
-        let dims = indexer_of(model)?.dims;
-        IndexNeeds::of(dims, &IndexLimits::new(*limits), page).map(Some)
+    fn needs(layer: MemoryNeeds, model: &ModelConfig, limits: &StepLimits) -> Result<MemoryNeeds> {
+        layer.with_indexer(indexer_of(model)?.dims, limits, 1)
     }
 
     fn new(run: &Run<'_, D>) -> std::result::Result<Self, CliError> {
@@ -191,7 +190,7 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
         let layout = IndexCacheLayout::contiguous(dims, run.workload.pages as usize, page_size);
         let indexer = Indexer::new(device, &config, problem)?;
         let mut indexed = Self {
-            workspace: indexer.workspace(&IndexLimits::new(run.limits))?,
+            workspace: indexer.workspace(&run.limits)?,
             cache: device.allocate(layout.pages * layout.page_stride)?,
             indexer,
             query_latent,

@@ -1,7 +1,6 @@
 //! A batch, and the layer that runs it: everything that is decided before anything is allocated.
 
 use mla_runtime::backend::{LayerConfig, StepLimits};
-use mla_runtime::batch::BatchSpec;
 use mla_runtime::device::Device;
 use mla_runtime::layer::SelectedLayer;
 use mla_runtime::plan::memory::{self, MemoryPlan};
@@ -12,6 +11,7 @@ use super::batch_args::BatchArgs;
 use super::sparse::{Lists, Run};
 use super::workload::{self, Workload};
 use crate::args::Model;
+use crate::batch::BatchSpec;
 use crate::device::About;
 use crate::error::CliError;
 use crate::progress::Progress;
@@ -63,8 +63,7 @@ impl<D: Device> Step<D> {
         let layer = selection.layer(device, config.softmax_scale)?;
         let limits = workload.limits(wanted.rows)?;
         let needs = layer.memory_needs(&limits, 1, workload.pages)?;
-        let indexer = L::needs(&model.config, &limits, problem.page_size)?;
-        let memory = memory::plan(&needs.with_indexer(indexer))?;
+        let memory = memory::plan(&L::needs(needs, &model.config, &limits)?)?;
         about.check_plan("--batch", &spec, &limits, &memory)?;
         Ok(Self {
             workload,

@@ -4,16 +4,18 @@ use std::ops::Range;
 
 use fastrand::Rng;
 use mla_runtime::backend::StepLimits;
-use mla_runtime::batch::{BatchSpec, Request};
+use mla_runtime::batch::Request;
 use mla_runtime::layer::{StepPlan, StepRequest};
 use mla_runtime::plan::memory::MAX_PAGES;
 use mla_runtime::plan::parallel::ContextParallel;
 use mla_runtime::plan::slots::BlockTables;
-use mla_runtime::plan::split::split;
+use mla_runtime::plan::split;
 use mla_runtime::plan::workspace::row_budget;
 use mla_runtime::spec::{Problem, QueryLen};
 use mla_runtime::{Error, Result};
 use serde::{Deserialize, Serialize};
+
+use crate::batch::BatchSpec;
 
 /// The maximal number of rows of a context workspace: with the last page rounded up still fewer
 /// than 2³¹.
@@ -41,9 +43,10 @@ pub struct Workload {
 
 impl Workload {
     pub fn new(spec: &BatchSpec, threshold: u32, page_size: u32, seed: u32) -> Result<Self> {
-        let order = split(spec.requests(), threshold, false)?;
-        let requests: Vec<Request> = order.order.iter().map(|&at| spec.requests()[at]).collect();
-        let query_len = query_len(&requests[order.absorbed()]);
+        let order = split::order(spec.requests(), |_| threshold, false)?;
+        let requests: Vec<Request> = order.iter().map(|&at| spec.requests()[at]).collect();
+        let absorbed = requests.iter().filter(|r| r.q <= threshold).count();
+        let query_len = query_len(&requests[..absorbed]);
 
         let needed = |request: &Request| u64::from(request.kv.div_ceil(page_size));
         let pages: u64 = requests.iter().map(needed).sum();
@@ -58,7 +61,7 @@ impl Workload {
         let slots = BlockTables::new(&tables, max_pages, page_size)?.new_token_slots(&requests)?;
         Ok(Self {
             label: spec.label(),
-            absorbed: order.absorbed(),
+            absorbed: 0..absorbed,
             token_starts: token_starts(&requests),
             own_rows: None,
             requests,

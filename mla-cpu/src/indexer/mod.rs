@@ -8,9 +8,7 @@ mod topk;
 
 use crate::Cpu;
 use mla_runtime::Result;
-use mla_runtime::indexer::{
-    IndexCacheRef, IndexDevice, IndexKeys, IndexQueriesMut, IndexQueryInput, IndexRows,
-};
+use mla_runtime::indexer::{IndexCacheRef, IndexDevice, IndexKeys, IndexQueries, IndexRows};
 use mla_runtime::model::{IndexDims, IndexerConfig};
 use mla_runtime::tensor::{TensorMut, TensorRef};
 
@@ -27,10 +25,9 @@ impl IndexDevice for Cpu {
     fn quantise_index_queries(
         &self,
         config: &IndexerConfig,
-        from: IndexQueryInput<'_, Self>,
-        to: IndexQueriesMut<'_, Self>,
+        queries: IndexQueries<'_, Self>,
     ) -> Result<()> {
-        quantise::queries(self, config, from, to)
+        quantise::queries(self, config, queries)
     }
 
     fn index_logits(

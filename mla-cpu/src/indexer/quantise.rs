@@ -7,7 +7,7 @@ use crate::rotary::TokenRotation;
 use crate::view::{Elements, Places, scalars, with_element};
 use crate::{Cpu, fp8};
 use mla_runtime::Result;
-use mla_runtime::indexer::{IndexKeys, IndexQueriesMut, IndexQueryInput};
+use mla_runtime::indexer::{IndexKeys, IndexQueries};
 use mla_runtime::model::IndexerConfig;
 use mla_runtime::tensor::{Rotary, TensorRef};
 
@@ -53,10 +53,9 @@ pub(super) fn keys(cpu: &Cpu, config: &IndexerConfig, keys: IndexKeys<'_, Cpu>) 
 pub(super) fn queries(
     cpu: &Cpu,
     config: &IndexerConfig,
-    from: IndexQueryInput<'_, Cpu>,
-    to: IndexQueriesMut<'_, Cpu>,
+    from: IndexQueries<'_, Cpu>,
 ) -> Result<()> {
-    let tokens = from.check(config, &to)?;
+    let tokens = from.check(config)?;
     let [heads, width] = [config.dims.heads, config.dims.width].map(|n| n as usize);
     let finish = Finish::new(config, from.rotary.as_ref(), tokens)?;
     let scale = config.weight_scale();
@@ -67,8 +66,8 @@ pub(super) fn queries(
             from.read_row(token, 0, to);
         }
     });
-    let values = &mut to.values[..tokens * heads * width];
-    let scaled = Places::<f32>::of("scaled head weights", to.weights)?;
+    let values = &mut from.quantised[..tokens * heads * width];
+    let scaled = Places::<f32>::of("scaled head weights", from.scaled_weights)?;
     with_element!(from.queries.dtype(), T => {
         let from = Elements::<T>::of("index queries", &from.queries)?;
         cpu.install(|| {

@@ -4,7 +4,7 @@
 
 use fastrand::Rng;
 use mla_cpu::Cpu;
-use mla_runtime::indexer::{IndexCacheLayout, IndexCacheMut, IndexLimits, Indexer};
+use mla_runtime::indexer::{IndexCacheLayout, IndexCacheMut, Indexer};
 use mla_runtime::model::{DType, IndexDims, IndexerConfig, RotaryStyle};
 use mla_runtime::tensor::{Layout, TensorRef};
 
@@ -78,7 +78,7 @@ fn random_selections() {
         let indexer = Indexer::new(&Cpu::new(), &indexer_config(topk), problem).unwrap();
         let mut world = World::new(rng.u64(..));
         let mut space = sparse.workspace(&limits()).unwrap();
-        let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
+        let mut own = indexer.workspace(&limits()).unwrap();
         let step = world.step([rng.u32(..30), rng.u32(..4), rng.u32(1..9)]);
         world.prepare(&sparse, &mut space, &step);
         // Every key that the step reads is its own: there is no context.
@@ -112,13 +112,13 @@ fn random_selections() {
                 let config =
                     IndexerConfig::new(IndexDims::new(4, 32, 8, topk + 1), RotaryStyle::Halves);
                 let other = Indexer::new(&Cpu::new(), &config, problem).unwrap();
-                other.workspace(&IndexLimits::new(limits())).unwrap()
+                other.workspace(&limits()).unwrap()
             }
             Some(7) => {
                 let few = mla_runtime::backend::StepLimits::new(1, 1, 1).with_decode_query_len(1);
-                indexer.workspace(&IndexLimits::new(few)).unwrap()
+                indexer.workspace(&few).unwrap()
             }
-            _ => indexer.workspace(&IndexLimits::new(limits())).unwrap(),
+            _ => indexer.workspace(&limits()).unwrap(),
         };
         if fault == Some(8) {
             // The step that is prepared is another.

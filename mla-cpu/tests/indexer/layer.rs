@@ -7,16 +7,14 @@ use mla_conformance::reference::{
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::batch::Request;
-use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexCall, IndexLimits, Indexer, IndexerWorkspace,
-};
+use mla_runtime::indexer::{IndexCacheLayout, IndexCacheMut, IndexCall, Indexer, IndexerWorkspace};
 use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
 use mla_runtime::model::{
-    DType, HeadDims, IndexDims, IndexLayers, IndexerConfig, MlaDims, RotaryStyle,
+    DType, HeadDims, IndexDims, IndexerConfig, MlaDims, ModelConfig, RotaryStyle,
 };
 use mla_runtime::plan::memory::RegionName;
 use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
-use mla_runtime::tensor::{CacheLayout, CacheMut, Rotation, TensorMut, TensorRef};
+use mla_runtime::tensor::{CacheLayout, CacheMut, Rotary, TensorMut, TensorRef};
 
 use crate::{Tables, random, wide};
 
@@ -176,7 +174,7 @@ impl World {
             IndexCacheMut::new(bytemuck::cast_slice_mut(cache), layout).unwrap(),
         )
         // The view may have any style: the indexer has its own.
-        .with_rotary(Rotation::from(step.rotary.view()))
+        .with_rotary(step.rotary.view())
     }
 
     fn layer_call<'a>(
@@ -269,7 +267,7 @@ fn selecting(topk: u32) -> (Layer, Indexer<Cpu>, IndexerWorkspace<Cpu>, Space) {
     let layer = layer(true);
     let indexer = Indexer::new(&Cpu::new(), &indexer_config(topk), &layer.config().problem);
     let indexer = indexer.unwrap();
-    let own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
+    let own = indexer.workspace(&limits()).unwrap();
     let space = layer.workspace(&limits()).unwrap();
     (layer, indexer, own, space)
 }
@@ -519,8 +517,8 @@ fn chunked_prompts() {
 #[test]
 fn lists_follow_the_layer_pattern() {
     let topk = 9;
-    let layers = IndexLayers::every(4, 3, 12).unwrap();
-    let makes: Vec<u32> = (0..12).filter(|layer| layers.has_indexer(*layer)).collect();
+    let model = ModelConfig::preset("glm-5.2").unwrap();
+    let makes: Vec<u32> = (0..12).filter(|layer| model.has_indexer(*layer)).collect();
     assert_eq!(makes, [0, 1, 2, 6, 10]);
     let (sparse, indexer, mut own, mut space) = selecting(topk);
     // Layers have weights and caches of their own, and all the same pages.
@@ -534,12 +532,12 @@ fn lists_follow_the_layer_pattern() {
         worlds[0].prepare(&sparse, &mut space, &steps[0]);
         let mut made: Vec<Vec<i32>> = Vec::new();
         for (at, (world, step)) in worlds.iter_mut().zip(&steps).enumerate() {
-            if layers.has_indexer(at as u32) {
+            if model.has_indexer(at as u32) {
                 world.select(&indexer, &space, &mut own, step).unwrap();
             }
             made.push(lists_of(&own, &space).0);
             let out = world.attend(&sparse, &mut space, Some(&own), step);
-            let lists = &made[layers.source(at as u32) as usize];
+            let lists = &made[model.list_source(at as u32) as usize];
             for token in 0..step.tokens() {
                 let list = &lists[token * topk as usize..][..topk as usize];
                 check_row(world, &sparse, step, list, token, &out);
@@ -557,7 +555,7 @@ fn logits_by_parts() {
     let indexer = Indexer::new(&Cpu::new(), &indexer_config(9), &sparse.config().problem).unwrap();
     let mut results = Vec::new();
     for rows in [80, 7, 1, 0] {
-        let limits = IndexLimits::new(limits()).with_logits_bytes(rows * 256 * 4);
+        let limits = limits().with_logits_bytes(rows * 256 * 4);
         let mut own = indexer.workspace(&limits).unwrap();
         assert_eq!(own.rows() as u64, rows.max(1));
         let logits = own.plan().region(RegionName::IndexLogits).unwrap().bytes;
@@ -661,7 +659,7 @@ fn refusals_name_the_field() {
     );
     // The workspace is of another indexer.
     let other = Indexer::new(&cpu, &indexer_config(8), &sparse.config().problem).unwrap();
-    let mut foreign = other.workspace(&IndexLimits::new(limits())).unwrap();
+    let mut foreign = other.workspace(&limits()).unwrap();
     let refused = world.select(&indexer, &space, &mut foreign, &step);
     assert_eq!(
         error(refused.unwrap_err()),
@@ -670,7 +668,7 @@ fn refusals_name_the_field() {
     );
     // The indexer's workspace is for shorter steps.
     let short = limits().with_tokens(3);
-    let mut small = indexer.workspace(&IndexLimits::new(short)).unwrap();
+    let mut small = indexer.workspace(&short).unwrap();
     let refused = world.select(&indexer, &space, &mut small, &step);
     assert_eq!(
         error(refused.unwrap_err()),

@@ -5,7 +5,7 @@ use half::bf16;
 use mla_conformance::reference::{decode_e4m3, hadamard, index_scale, layer_norm};
 use mla_cpu::Cpu;
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexDevice as _, IndexKeys, IndexQueriesMut, IndexQueryInput,
+    IndexCacheLayout, IndexCacheMut, IndexDevice as _, IndexKeys, IndexQueries,
 };
 use mla_runtime::model::{IndexDims, IndexerConfig, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
@@ -135,15 +135,15 @@ fn queries_and_scales() {
         Cpu::new()
             .quantise_index_queries(
                 &config,
-                IndexQueryInput::new(
-                    TensorRef::from_slice(&queries, [tokens, heads, width]).unwrap(),
-                    TensorRef::from_slice(&weights, [tokens, 1, heads]).unwrap(),
-                )
-                .with_rotary(tables.view()),
-                IndexQueriesMut::new(
+                IndexQueries::new(
+                    [
+                        TensorRef::from_slice(&queries, [tokens, heads, width]).unwrap(),
+                        TensorRef::from_slice(&weights, [tokens, 1, heads]).unwrap(),
+                    ],
                     &mut values[..],
                     TensorMut::from_slice(&mut scaled, [tokens, 1, heads]).unwrap(),
-                ),
+                )
+                .with_rotary(tables.view()),
             )
             .unwrap();
         for at in 0..tokens * heads {
@@ -168,11 +168,11 @@ fn without_a_rotation_nothing_turns() {
     Cpu::new()
         .quantise_index_queries(
             &config,
-            IndexQueryInput::new(
-                TensorRef::from_slice(&queries, [1, 1, 8]).unwrap(),
-                TensorRef::from_slice(&[3.0f32], [1, 1, 1]).unwrap(),
-            ),
-            IndexQueriesMut::new(
+            IndexQueries::new(
+                [
+                    TensorRef::from_slice(&queries, [1, 1, 8]).unwrap(),
+                    TensorRef::from_slice(&[3.0f32], [1, 1, 1]).unwrap(),
+                ],
                 &mut values[..],
                 TensorMut::from_slice(&mut scaled, [1, 1, 1]).unwrap(),
             ),

@@ -334,11 +334,11 @@ impl<D: Device> PrefillCall<'_, D> {
         )?;
         match &self.chunk {
             None => Ok(()),
-            Some(chunk) => {
+            Some((_, lens)) => {
                 let requests = starts.saturating_sub(1);
                 check_len(
-                    "chunk.key_lens",
-                    chunk.key_lens.len(),
+                    "chunk.seq_lens",
+                    lens.seq_lens.len(),
                     requests,
                     "one per request",
                 )

@@ -45,18 +45,19 @@ pub struct DecodeBatch<'a, D: Device> {
     pub host: Option<HostLens<'a>>,
 }
 
-/// The lengths of a decode batch's requests, in the host's memory.
+/// The lengths of a batch's requests, or of a chunk's, in the host's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct HostLens<'a> {
     /// The query tokens of each request.
     pub query_lens: &'a [u32],
-    /// The tokens of each request in the cache, its query tokens included.
+    /// The tokens of each request that are attended to: in a decode all that it has in the cache,
+    /// its query tokens included, in a chunk those of the chunk.
     pub seq_lens: &'a [u32],
 }
 
 impl<'a> HostLens<'a> {
-    /// The query tokens and all tokens of each request.
+    /// The query tokens of each request, and the tokens that they attend to.
     pub const fn new(query_lens: &'a [u32], seq_lens: &'a [u32]) -> Self {
         Self {
             query_lens,

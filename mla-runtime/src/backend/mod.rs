@@ -29,11 +29,11 @@
 //! 3. **Pages.** Entries of the block table that a request's length uses are pages of the cache: 0
 //!    or above, and below its `pages`. Others may hold anything. Of a sparse call that holds for
 //!    the requests within `dense_within`; lists of slots and their counts may hold anything.
-//! 4. **The host's numbers** are the device's: [`HostLens`], the lengths of a [`Chunk`], and the
-//!    batch that was prepared. If a captured call is replayed, all of this holds at each replay.
+//! 4. **The host's numbers** are the device's: [`HostLens`], of a batch or a chunk, and the batch
+//!    that was prepared. If a captured call is replayed, all of this holds at each replay.
 //! 5. **State and metadata** were made by this instance, or by one of the same type, device and
 //!    problem, and the metadata's last successful `prepare` was for this batch. (The backends here
-//!    compare the problem all the same, by [`MadeFor`].)
+//!    compare the problem all the same, by [`Problem::check_same`].)
 //! 6. **Memory.** All views are of memory of `device`, and nothing accesses it in conflict until
 //!    the device has done the call; outputs are borrowed mutably, and so are apart from all else.
 //!
@@ -69,7 +69,6 @@ mod decode;
 mod decode_call;
 mod entry;
 pub(crate) mod list;
-mod made_for;
 mod opaque;
 mod prefill;
 mod prefill_call;
@@ -84,10 +83,9 @@ pub use decode::{DecodeBackend, DecodeStage, SelectedDecode};
 pub use decode_call::{DecodeBatch, DecodeCall, HostLens, Query};
 pub use entry::{Entry, LINKED};
 pub(crate) use entry::{not_built, not_registered};
-pub use made_for::MadeFor;
 pub use opaque::Opaque;
 pub use prefill::{PrefillBackend, PrefillStage, SelectedPrefill};
-pub use prefill_call::{Chunk, Keys, PrefillBatch, PrefillCall};
+pub use prefill_call::{Keys, PrefillBatch, PrefillCall};
 pub use slot_lists::{ListedCache, SlotLists};
 
 use crate::Result;

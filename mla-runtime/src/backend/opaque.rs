@@ -3,14 +3,15 @@
 use std::any::Any;
 use std::fmt;
 
-use super::{LayerConfig, MadeFor};
+use super::LayerConfig;
+use crate::spec::Problem;
 use crate::{Error, Result};
 
 /// The state or metadata of one backend, without its type. Handing it to another backend, or to one
 /// of another problem, is an error.
 pub struct Opaque {
     backend: &'static str,
-    made_for: MadeFor,
+    made_for: Problem,
     value: Box<dyn Any + Send>,
 }
 
@@ -22,7 +23,7 @@ impl Opaque {
     ) -> Self {
         Self {
             backend,
-            made_for: MadeFor::new(config),
+            made_for: config.problem,
             value: Box::new(value),
         }
     }
@@ -35,7 +36,7 @@ impl Opaque {
         let Some(value) = self.value.downcast_ref() else {
             return Err(foreign(self.backend, backend));
         };
-        self.made_for.check(FIELD, config)?;
+        self.made_for.check_same(FIELD, &config.problem)?;
         Ok(value)
     }
 
@@ -47,7 +48,7 @@ impl Opaque {
         let Some(value) = self.value.downcast_mut() else {
             return Err(foreign(self.backend, backend));
         };
-        self.made_for.check(FIELD, config)?;
+        self.made_for.check_same(FIELD, &config.problem)?;
         Ok(value)
     }
 }

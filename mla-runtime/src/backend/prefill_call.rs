@@ -1,6 +1,6 @@
 //! The arguments of a call of a prefill backend.
 
-use super::Output;
+use super::{HostLens, Output};
 use crate::device::Device;
 use crate::plan::context::ContextChunk;
 use crate::setters::options;
@@ -61,36 +61,14 @@ impl<'a> PrefillBatch<'a> {
     }
 }
 
-/// One context chunk of the prepared batch: which, and what it holds.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct Chunk<'a> {
-    /// Its index in [`PrefillBatch::chunks`].
-    pub index: usize,
-    /// The query tokens of each request in the chunk. The call has no others.
-    pub query_lens: &'a [u32],
-    /// The keys of each request in the chunk, in the same order.
-    pub key_lens: &'a [u32],
-}
-
-impl<'a> Chunk<'a> {
-    /// Chunk number `index` of the batch, with the query tokens and the keys of each request in it.
-    pub const fn new(index: usize, query_lens: &'a [u32], key_lens: &'a [u32]) -> Self {
-        Self {
-            index,
-            query_lens,
-            key_lens,
-        }
-    }
-}
-
 /// One attention of the requests in a batch to keys of their own.
 #[non_exhaustive]
 pub struct PrefillCall<'a, D: Device> {
-    /// The context chunk whose keys these are; attention to it is not causal. `None`: the keys are
-    /// the new tokens', behind those of their context if there are more keys than queries, and
-    /// attention is causal if `causal` says so.
-    pub chunk: Option<Chunk<'a>>,
+    /// The context chunk whose keys these are, by its index in [`PrefillBatch::chunks`], with the
+    /// query tokens and keys of each request in it, of which the call has no others; attention to
+    /// it is not causal. `None`: the keys are the new tokens', behind those of their context if
+    /// there are more keys than queries, and attention is causal if `causal` says so.
+    pub chunk: Option<(usize, HostLens<'a>)>,
     /// True if a call without a chunk is causal. If not, every new token sees all keys of its
     /// request, which takes a backend with [`NonCausal`](crate::spec::Feature::NonCausal).
     pub causal: bool,
@@ -158,7 +136,7 @@ impl<'a, D: Device> PrefillCall<'a, D> {
 
     options! {
         with_lse(lse: LseMut<'a, D>);
-        with_chunk(chunk: Chunk<'a>);
+        with_chunk(chunk: (usize, HostLens<'a>));
         with_query_scales(query_scales: ArrayRef<'a, D, f32>);
     }
 }

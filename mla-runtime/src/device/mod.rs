@@ -266,7 +266,7 @@ pub trait Device: Memory {
     /// The figures from which the times of a step's two paths follow. A device that knows none of
     /// its own leaves them to arithmetic alone.
     fn machine(&self) -> Machine {
-        Machine::Arithmetic
+        Machine::ARITHMETIC
     }
 
     /// Checks that the operations on rows take a tensor with this layout. The layer asks before it

@@ -54,46 +54,40 @@ impl<'a, D: Device> IndexKeys<'a, D> {
     }
 }
 
-/// Index queries before they are quantised.
+/// Index queries, and where they go when they are quantised.
 #[non_exhaustive]
-pub struct IndexQueryInput<'a, D: Device> {
+pub struct IndexQueries<'a, D: Device> {
     /// `[T, heads, D]`, W_qb · q_latent: not rotated.
     pub queries: TensorRef<'a, D>,
     /// `[T, 1, heads]`, W_w · x, of any dtype.
     pub weights: TensorRef<'a, D>,
     /// The rotation of their first R values, if the model has one.
     pub rotary: Option<Rotary<'a, D>>,
+    /// Destination of the queries: `[T, heads, D]` e4m3, without gaps.
+    pub quantised: D::BytesMut<'a>,
+    /// Destination of the weights: f32 `[T, 1, heads]`, without gaps: each head's weight, times
+    /// heads^-½ · D^-½ and the scale of its query.
+    pub scaled_weights: TensorMut<'a, D>,
 }
 
-impl<'a, D: Device> IndexQueryInput<'a, D> {
-    /// Queries that need no rotation, and the weights of their heads.
-    pub const fn new(queries: TensorRef<'a, D>, weights: TensorRef<'a, D>) -> Self {
+impl<'a, D: Device> IndexQueries<'a, D> {
+    /// Queries that need no rotation and the weights of their heads; then the destinations of both.
+    pub const fn new(
+        [queries, weights]: [TensorRef<'a, D>; 2],
+        quantised: D::BytesMut<'a>,
+        scaled_weights: TensorMut<'a, D>,
+    ) -> Self {
         Self {
             queries,
             weights,
             rotary: None,
+            quantised,
+            scaled_weights,
         }
     }
 
     options! {
         with_rotary(rotary: Rotary<'a, D>);
-    }
-}
-
-/// Destination of quantised index queries.
-#[non_exhaustive]
-pub struct IndexQueriesMut<'a, D: Device> {
-    /// `[T, heads, D]` e4m3, without gaps.
-    pub values: D::BytesMut<'a>,
-    /// f32 `[T, 1, heads]`, without gaps: each head's weight, times heads^-½ · D^-½ and the scale
-    /// of its query.
-    pub weights: TensorMut<'a, D>,
-}
-
-impl<'a, D: Device> IndexQueriesMut<'a, D> {
-    /// A destination of quantised queries and their weights.
-    pub const fn new(values: D::BytesMut<'a>, weights: TensorMut<'a, D>) -> Self {
-        Self { values, weights }
     }
 }
 
@@ -178,12 +172,12 @@ pub trait IndexDevice: Device {
         rows: CacheRows<'_, Self>,
         query: Option<RotaryQuery<'_, Self>>,
         keys: IndexKeys<'_, Self>,
-        queries: Option<(IndexQueryInput<'_, Self>, IndexQueriesMut<'_, Self>)>,
+        queries: Option<IndexQueries<'_, Self>>,
     ) -> Result<()> {
         rows.write(self, query)?;
         self.write_index_keys(config, keys)?;
         match queries {
-            Some((from, to)) => self.quantise_index_queries(config, from, to),
+            Some(queries) => self.quantise_index_queries(config, queries),
             None => Ok(()),
         }
     }
@@ -196,12 +190,11 @@ pub trait IndexDevice: Device {
     fn quantise_index_queries(
         &self,
         config: &IndexerConfig,
-        from: IndexQueryInput<'_, Self>,
-        to: IndexQueriesMut<'_, Self>,
+        queries: IndexQueries<'_, Self>,
     ) -> Result<()>;
 
     /// Scores what each token sees, by quantised `queries` and the `weights` of their heads, as
-    /// [`IndexQueriesMut`] has them: `logits` is f32 `[1, T, columns]` with unit columns, one
+    /// [`IndexQueries`] has them: `logits` is f32 `[1, T, columns]` with unit columns, one
     /// column for each position of the token's request, or each pool of K whose tokens it sees.
     /// Columns of what a token does not see are left alone.
     ///
@@ -288,13 +281,13 @@ impl<D: IndexDevice> IndexKeys<'_, D> {
     }
 }
 
-impl<D: Device> IndexQueryInput<'_, D> {
+impl<D: Device> IndexQueries<'_, D> {
     /// Refuses what does not fit; the number of tokens.
     ///
     /// # Errors
     ///
     /// If a shape or a dtype disagrees with the configuration, or the room is too small.
-    pub fn check(&self, config: &IndexerConfig, to: &IndexQueriesMut<'_, D>) -> Result<usize> {
+    pub fn check(&self, config: &IndexerConfig) -> Result<usize> {
         config.check()?;
         let [heads, width] = [config.dims.heads, config.dims.width].map(|n| n as usize);
         let tokens = self.queries.shape()[0];
@@ -305,8 +298,8 @@ impl<D: Device> IndexQueryInput<'_, D> {
         expect("index head weights", &self.weights, [tokens, 1, heads])?;
         check_queries(
             "quantised index queries",
-            D::byte_len_mut(&to.values),
-            &to.weights.as_ref(),
+            D::byte_len_mut(&self.quantised),
+            &self.scaled_weights.as_ref(),
             [tokens, heads, width],
         )?;
         check_rotary(config, self.rotary.as_ref(), tokens)?;

@@ -59,8 +59,8 @@ where
                         return device.write_cache_and_index_keys(config, rows, query, keys, None);
                     }
                     let tokens = first.clone();
-                    indexer.with_queries(lists, &queries, positions, tokens, |from, to| {
-                        let queries = Some((from, to));
+                    indexer.with_queries(lists, &queries, positions, tokens, |queries| {
+                        let queries = Some(queries);
                         device.write_cache_and_index_keys(config, rows, query, keys, queries)
                     })
                 })

@@ -24,7 +24,7 @@
 //! ones those of the lowest positions. −0 equals +0, −inf is the smallest number, and NaN ranks
 //! below it. A token that sees no more than `topk` tokens gets them all. A list is in ascending
 //! order of position, with −1 behind its last entry, and serves every head; the layers that
-//! [share](crate::model::IndexLayers) it, too.
+//! [share](crate::model::ModelConfig::list_source) it, too.
 //!
 //! # Pools
 //!
@@ -63,8 +63,7 @@ mod layer;
 mod select;
 mod workspace;
 
-pub use crate::plan::index::{IndexLimits, IndexNeeds};
 pub use cache::{IndexCacheLayout, IndexCacheMut, IndexCacheRef};
-pub use device::{IndexDevice, IndexKeys, IndexQueriesMut, IndexQueryInput, IndexRows};
+pub use device::{IndexDevice, IndexKeys, IndexQueries, IndexRows};
 pub use select::{IndexCall, Indexer};
 pub use workspace::IndexerWorkspace;

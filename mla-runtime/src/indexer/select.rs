@@ -4,18 +4,16 @@ use std::ops::Range;
 
 use super::device::{check_gates, check_pools};
 use super::workspace::Selected;
-use super::{
-    IndexCacheMut, IndexDevice, IndexKeys, IndexLimits, IndexNeeds, IndexQueriesMut,
-    IndexQueryInput, IndexRows, IndexerWorkspace,
-};
-use crate::backend::{DecodeBatch, DecodeStage, PrefillStage};
+use super::{IndexCacheMut, IndexDevice, IndexKeys, IndexQueries, IndexRows, IndexerWorkspace};
+use crate::backend::{DecodeBatch, DecodeStage, PrefillStage, StepLimits};
 use crate::device::Device;
 use crate::layer::Workspace;
 use crate::model::{DType, IndexerConfig};
+use crate::plan::index::IndexNeeds;
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan, RegionName};
 use crate::setters::options;
 use crate::spec::Problem;
-use crate::tensor::{ArrayRef, Layout, Rotary, Rotation, TensorMut, TensorRef};
+use crate::tensor::{ArrayRef, Layout, Rotary, TensorMut, TensorRef};
 use crate::{Error, Named as _, Result};
 
 /// One layer's indexer.
@@ -43,7 +41,7 @@ pub struct IndexCall<'a, D: Device> {
     pub head_weights: TensorRef<'a, D>,
     /// The rotation of keys and queries, `None` if the model has none: the tables of the layer's
     /// own. Its pairing of elements is ignored: the indexer's configuration has it.
-    pub rotary: Option<Rotation<'a, D>>,
+    pub rotary: Option<Rotary<'a, D>>,
     /// The layer's index cache.
     pub cache: IndexCacheMut<'a, D>,
     /// If keys are pooled, the gates of the new tokens, `[T, 1, D]`, and the table of a pool's
@@ -73,7 +71,7 @@ impl<'a, D: Device> IndexCall<'a, D> {
     }
 
     options! {
-        with_rotary(rotary: Rotation<'a, D>);
+        with_rotary(rotary: Rotary<'a, D>);
         with_pool(pool: [TensorRef<'a, D>; 2]);
     }
 
@@ -83,7 +81,7 @@ impl<'a, D: Device> IndexCall<'a, D> {
             latent: self.query_latent.shorten(),
             weights: self.query_weights.shorten(),
             head_weights: self.head_weights.shorten(),
-            rotary: self.rotary.as_ref().map(Rotation::shorten),
+            rotary: self.rotary.as_ref().map(Rotary::shorten),
         }
     }
 }
@@ -93,7 +91,7 @@ pub(crate) struct Queries<'a, D: Device> {
     latent: TensorRef<'a, D>,
     weights: TensorRef<'a, D>,
     head_weights: TensorRef<'a, D>,
-    rotary: Option<Rotation<'a, D>>,
+    rotary: Option<Rotary<'a, D>>,
 }
 
 impl<D: IndexDevice> Indexer<D> {
@@ -190,8 +188,8 @@ impl<D: IndexDevice> Indexer<D> {
             if chunk != quantised && self.scores(&workspace.decode_batch()?) {
                 let (queries, positions) = (call.queries(), workspace.positions()?);
                 self.project(own, &queries, chunk.clone())?;
-                self.with_queries(own, &queries, positions, chunk.clone(), |from, to| {
-                    self.device.quantise_index_queries(&self.config, from, to)
+                self.with_queries(own, &queries, positions, chunk.clone(), |queries| {
+                    self.device.quantise_index_queries(&self.config, queries)
                 })?;
             }
             self.select_chunk(workspace, own, call, chunk)?;
@@ -226,7 +224,7 @@ impl<D: IndexDevice> Indexer<D> {
     fn rotary<'b>(
         &self,
         positions: ArrayRef<'b, D, i64>,
-        rotation: Option<&'b Rotation<'_, D>>,
+        rotation: Option<&'b Rotary<'_, D>>,
     ) -> Option<Rotary<'b, D>> {
         let rotary = rotation?.with_style(self.config.rotary);
         Some(rotary.at(positions))
@@ -304,32 +302,29 @@ impl<D: IndexDevice> Indexer<D> {
         queries: &Queries<'_, D>,
         positions: ArrayRef<'_, D, i64>,
         tokens: Range<usize>,
-        quantise: impl FnOnce(IndexQueryInput<'_, D>, IndexQueriesMut<'_, D>) -> Result<()>,
+        quantise: impl FnOnce(IndexQueries<'_, D>) -> Result<()>,
     ) -> Result<()> {
         let dims = self.config.dims;
         let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
         let plan = &own.plan;
         let mut arena = crate::layer::Arena::<D>::new(D::bytes_mut(&mut own.buffer));
         let projected = arena.take(&plan.range(RegionName::IndexProjection));
-        let values = arena.take(&plan.range(RegionName::IndexQueries));
+        let mut values = arena.take(&plan.range(RegionName::IndexQueries));
         let weights = arena.take(&plan.range(RegionName::IndexHeadWeights));
         let by_head = Layout::contiguous(self.problem.dtype, [tokens.len(), heads, width]);
         let projected = TensorMut::<D>::new(projected, by_head)?;
         let scaled = Layout::contiguous(DType::F32, [tokens.len(), 1, heads]);
-        let rotation = queries.rotary.as_ref().map(Rotation::shorten);
+        let rotation = queries.rotary.as_ref().map(Rotary::shorten);
         let rotary = match self.rotary(positions.shorten(), rotation.as_ref()) {
             Some(rotary) => Some(rotary.tokens(tokens.clone())?),
             None => None,
         };
         let head_weights = queries.head_weights.shorten().narrow(0, tokens);
-        quantise(
-            IndexQueryInput::new(
-                projected.as_ref(),
-                head_weights.named("index head weights")?,
-            )
-            .with_rotary(rotary),
-            IndexQueriesMut::new(values, TensorMut::new(weights, scaled)?),
-        )
+        let head_weights = head_weights.named("index head weights")?;
+        let mut weights = TensorMut::<D>::new(weights, scaled)?;
+        let from = [projected.as_ref(), head_weights.shorten()];
+        let queries = IndexQueries::new(from, D::reborrow(&mut values), weights.reborrow());
+        quantise(queries.with_rotary(rotary))
     }
 
     /// The logits of rows whose queries are quantised.
@@ -484,31 +479,15 @@ impl<D: Device> Indexer<D> {
         &self.config
     }
 
-    /// Returns the indexer's part of a layer's [memory needs](MemoryNeeds::indexer).
-    ///
-    /// # Errors
-    ///
-    /// If a limit is out of range.
-    pub fn needs(&self, limits: &IndexLimits) -> Result<IndexNeeds> {
-        IndexNeeds::of(self.config.dims, limits, self.problem.page_size)
-    }
-
     /// The memory of an indexer workspace, and of the caches of one layer of `pages` pages,
     /// `layers` index caches among them.
     ///
     /// # Errors
     ///
     /// If a limit or size is out of range.
-    pub fn memory_plan(&self, limits: &IndexLimits, layers: u32, pages: u64) -> Result<MemoryPlan> {
-        let needs = MemoryNeeds {
-            pages,
-            indexer: Some(IndexNeeds {
-                layers,
-                ..self.needs(limits)?
-            }),
-            ..MemoryNeeds::of(&self.problem)?
-        };
-        Ok(memory::plan(&needs)?)
+    pub fn memory_plan(&self, limits: &StepLimits, layers: u32, pages: u64) -> Result<MemoryPlan> {
+        let needs = MemoryNeeds::of(&self.problem)?.with_pages(pages);
+        memory::plan(&needs.with_indexer(self.config.dims, limits, layers)?)
     }
 
     /// Allocates the scratch and the lists of steps within `limits`, to be shared by all layers.
@@ -516,8 +495,9 @@ impl<D: Device> Indexer<D> {
     /// # Errors
     ///
     /// If a limit is out of range, or the device has not as much memory left.
-    pub fn workspace(&self, limits: &IndexLimits) -> Result<IndexerWorkspace<D>> {
+    pub fn workspace(&self, limits: &StepLimits) -> Result<IndexerWorkspace<D>> {
         let plan = self.memory_plan(limits, 1, 0)?;
-        IndexerWorkspace::new(&self.device, self.needs(limits)?, plan)
+        let needs = IndexNeeds::of(self.config.dims, limits, self.problem.page_size)?;
+        IndexerWorkspace::new(&self.device, needs, plan)
     }
 }

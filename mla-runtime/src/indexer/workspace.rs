@@ -1,9 +1,9 @@
 //! The memory that the indexers of an engine share: scratch, and the lists of the present step.
 
-use super::IndexNeeds;
 use crate::backend::{DecodeStage, PrefillStage, SlotLists};
 use crate::device::Device;
 use crate::layer::Workspace;
+use crate::plan::index::IndexNeeds;
 use crate::plan::memory::{MemoryPlan, RegionName};
 use crate::tensor::ArrayRef;
 use crate::{Error, Result};
@@ -40,8 +40,7 @@ impl<D: Device> IndexerWorkspace<D> {
         })
     }
 
-    /// Returns the plan of what was allocated, without a cache: the regions of
-    /// [`Allocation::Indexer`](crate::plan::memory::Allocation::Indexer).
+    /// Returns the plan of what was allocated, without a cache.
     pub fn plan(&self) -> &MemoryPlan {
         &self.plan
     }

@@ -4,7 +4,7 @@ use super::Weights;
 use crate::backend::SlotLists;
 use crate::device::{CacheRows, Device};
 use crate::setters::options;
-use crate::tensor::{ArrayRef, CacheMut, LseMut, Rotation, TensorMut, TensorRef};
+use crate::tensor::{ArrayRef, CacheMut, LseMut, Rotary, TensorMut, TensorRef};
 
 /// One call of a layer: views of the engine's tensors, for the T tokens of the prepared step.
 #[non_exhaustive]
@@ -39,7 +39,7 @@ pub struct LayerCall<'a, D: Device> {
     /// The rotation of queries and keys, which the cache write then does on its way: for steps
     /// whose tokens are all on the absorbed path. (The expanded path reads rotated tensors of its
     /// own.) [`MlaLayer::forward_unrotated`](super::MlaLayer::forward_unrotated) takes any step.
-    pub rotary: Option<Rotation<'a, D>>,
+    pub rotary: Option<Rotary<'a, D>>,
 }
 
 impl<'a, D: Device> LayerCall<'a, D> {
@@ -72,7 +72,7 @@ impl<'a, D: Device> LayerCall<'a, D> {
         with_slot_lists(slot_lists: SlotLists<'a, D>);
         with_sinks(sinks: ArrayRef<'a, D, f32>);
         with_gate(gate: TensorRef<'a, D>);
-        with_rotary(rotary: Rotation<'a, D>);
+        with_rotary(rotary: Rotary<'a, D>);
     }
 }
 

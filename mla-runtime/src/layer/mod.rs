@@ -132,7 +132,7 @@ use crate::backend::{
     SelectedPrefill, StepLimits,
 };
 use crate::device::{AbsorbedQueries, CacheRows, Device};
-use crate::plan::crossover::{Attention, Machine, threshold};
+use crate::plan::crossover;
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan, RegionName};
 use crate::spec::{BackendSpec, Feature, Field, KeyLayout, Phase, Problem, QueryLen};
 use crate::tensor::{ArrayRef, Layout, Memory, RotaryQuery, TensorMut};
@@ -294,7 +294,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     ///
     /// If a limit or size is out of range.
     pub fn memory_plan(&self, limits: &StepLimits, layers: u32, pages: u64) -> Result<MemoryPlan> {
-        Ok(memory::plan(&self.memory_needs(limits, layers, pages)?)?)
+        memory::plan(&self.memory_needs(limits, layers, pages)?)
     }
 
     /// Returns the needs that [`Self::memory_plan`] plans for, as [`memory::max_rows`] and
@@ -321,7 +321,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     }
 
     /// The maximum number of new tokens of a request on the absorbed path, if a step does not say:
-    /// [`crossover_threshold`] of the longest context, within `limits`, the problem's query length,
+    /// [`crossover::threshold`] of the longest context, within `limits`, the problem's query length,
     /// and the decode backend's maximum.
     pub fn threshold(&self, limits: &StepLimits) -> u32 {
         let problem = &self.config.problem;
@@ -334,7 +334,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             .saturating_mul(problem.page_size as usize);
         let longest = u32::try_from(longest).unwrap_or(u32::MAX);
         let machine = self.device.machine();
-        crossover_threshold(&machine, problem, self.packed_keys(), Some(longest)).min(max)
+        crossover::threshold(&machine, problem, self.packed_keys(), Some(longest)).min(max)
     }
 
     /// The limits, with no more query tokens on the absorbed path than the decode backend takes.
@@ -503,23 +503,6 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         TensorMut::new(bytes, Layout::contiguous(self.config.problem.dtype, shape))
             .named("workspace")
     }
-}
-
-/// The maximum number of new tokens of a request for which the absorbed path is the faster one, by
-/// the [crossover](crate::plan::crossover) on this machine with the given context or, without one,
-/// with a long context.
-pub fn crossover_threshold(
-    machine: &Machine,
-    problem: &Problem,
-    packed_keys: bool,
-    context_len: Option<u32>,
-) -> u32 {
-    // Below a dozen.
-    let element_bytes = problem.dtype.bytes() as u32;
-    let attention = Attention::new(problem.dims, problem.heads, element_bytes)
-        .with_packed_keys(packed_keys)
-        .with_context_len(context_len);
-    threshold(&attention, machine)
 }
 
 fn check_backend<D: Device>(spec: &BackendSpec, device: &D, config: &LayerConfig) -> Result<()> {

@@ -7,7 +7,7 @@ use super::{LayerCall, MlaLayer, UnrotatedCall, Workspace};
 use crate::backend::{DecodeStage, PrefillStage, SlotLists};
 use crate::device::Device;
 use crate::model::DType;
-use crate::tensor::{Layout, LseLayout, LseMut, LseRef, Memory, Rotation, TensorMut, TensorRef};
+use crate::tensor::{Layout, LseLayout, LseMut, LseRef, Memory, Rotary, TensorMut, TensorRef};
 use crate::{Error, Result};
 
 /// A call's own tensors, whose rows are in an order of the engine's own.
@@ -93,7 +93,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             .with_slot_lists(lists.as_ref().map(SlotLists::shorten))
             .with_sinks(sinks.as_ref().map(|sinks| sinks.shorten()))
             .with_gate(gate.as_ref().map(TensorRef::shorten))
-            .with_rotary(rotary.as_ref().map(Rotation::shorten));
+            .with_rotary(rotary.as_ref().map(Rotary::shorten));
             match pass {
                 Pass::Check => self.check(workspace, &call),
                 Pass::Enqueue => self.enqueue(workspace, &mut call),
@@ -224,7 +224,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         &self,
         workspace: &Workspace<P, D>,
         call: &LayerCall<'_, P::Device>,
-        rotary: Option<&Rotation<'_, P::Device>>,
+        rotary: Option<&Rotary<'_, P::Device>>,
     ) -> Result<()> {
         workspace.check(self)?;
         let step = &workspace.step;

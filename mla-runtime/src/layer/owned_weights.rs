@@ -154,10 +154,10 @@ impl<D: Device> OwnedWeights<D> {
         let (width, latent) = (extents.width(), extents.latent);
         let dtype = config.problem.dtype;
         Self::from_device(device, config, |to| {
-            let mut row = with_room(latent).map_err(Error::from)?;
+            let mut row = with_room(latent)?;
             row.resize(latent, 0.0f32);
             let row_bytes = latent * dtype.bytes();
-            let mut staging = zeros(width.saturating_mul(row_bytes)).map_err(Error::from)?;
+            let mut staging = zeros(width.saturating_mul(row_bytes))?;
             let mut rest = to.into_bytes();
             for head in heads {
                 for (own, staged) in staging.chunks_exact_mut(row_bytes).enumerate() {

@@ -6,8 +6,7 @@ use crate::backend::{DecodeStage, PrefillStage, SlotLists};
 use crate::device::Device;
 use crate::setters::options;
 use crate::tensor::{
-    ArrayRef, CacheMut, LseMut, Memory, RotaryQuery, Rotation, TensorMut, TensorRef,
-    check_positions,
+    ArrayRef, CacheMut, LseMut, Memory, Rotary, RotaryQuery, TensorMut, TensorRef, check_positions,
 };
 use crate::{Error, Result};
 
@@ -27,7 +26,7 @@ pub struct UnrotatedCall<'a, D: Device> {
     /// The new tokens' rotary keys, `[T, 1, R]`.
     pub rope: TensorMut<'a, D>,
     /// The tables, and positions of the caller's own if they are not the step's.
-    pub rotary: Rotation<'a, D>,
+    pub rotary: Rotary<'a, D>,
     /// The layer's cache.
     pub cache: CacheMut<'a, D>,
     /// `[T, H, V]`.
@@ -50,7 +49,7 @@ impl<'a, D: Device> UnrotatedCall<'a, D> {
         query: TensorMut<'a, D>,
         latent: TensorRef<'a, D>,
         rope: TensorMut<'a, D>,
-        rotary: Rotation<'a, D>,
+        rotary: Rotary<'a, D>,
         cache: CacheMut<'a, D>,
         out: TensorMut<'a, D>,
     ) -> Self {
@@ -168,7 +167,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     pub(super) fn check_rotation(
         &self,
         step: &StagedStep,
-        rotary: &Rotation<'_, P::Device>,
+        rotary: &Rotary<'_, P::Device>,
     ) -> Result<()> {
         let expected = self.config.problem.dims.head.rope as usize / 2;
         let [_, positions, pairs] = rotary.cos.shape();

@@ -7,7 +7,7 @@ use super::staged::StagedStep;
 use super::step_plan::{StepPlan, StepRequest};
 use super::{MlaLayer, device_plan};
 use crate::backend::{
-    DecodeBatch, DecodeStage, LayerConfig, MadeFor, PrefillStage, StepLimits, check_causal,
+    DecodeBatch, DecodeStage, LayerConfig, PrefillStage, StepLimits, check_causal,
 };
 use crate::device::Device;
 use crate::plan::context::ContextChunk;
@@ -157,7 +157,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
     }
 
     fn check_problem(&self, theirs: &Problem) -> Result<()> {
-        MadeFor::new(&self.config).check_problem("workspace", theirs)
+        self.config.problem.check_same("workspace", theirs)
     }
 
     /// Refuses to go on without a prepared step of `problem`.

@@ -7,42 +7,12 @@ use super::fields::{Fields, invalid};
 use super::{ModelConfig, ModelError};
 
 /// The values that a gate of the layer's output has for each token.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub enum GateGranularity {
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum GateGranularity {
     /// One for each head and value: H·V.
-    #[default]
     HeadAndValue,
     /// One for each head: H.
     Head,
-}
-
-/// Factors of latents, which the engine applies behind their norms: √(hidden size / rank). The
-/// cache holds latents that are scaled; rotary keys are not.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct LatentScaling {
-    /// True if the query's latent is scaled, and so all of the query.
-    pub query: bool,
-    /// True if the latent of keys and values is.
-    pub latent: bool,
-    /// The width of the hidden state, if the configuration says.
-    pub hidden_size: Option<u32>,
-}
-
-impl LatentScaling {
-    /// No factors.
-    pub const NONE: Self = Self {
-        query: false,
-        latent: false,
-        hidden_size: None,
-    };
-
-    /// The factor of a latent of a rank, if the width of the hidden state is known.
-    pub fn factor(self, rank: u32) -> Option<f64> {
-        let hidden = f64::from(self.hidden_size?);
-        Some((hidden / f64::from(rank)).sqrt())
-    }
 }
 
 /// The granularity of the output's gate, if there is one.
@@ -111,36 +81,55 @@ fn granularity(
     }
 }
 
-/// The factors of latents.
-pub(super) fn latent_scaling(fields: &Fields<'_>) -> Result<LatentScaling, ModelError> {
-    let (query, latent) = (
-        fields.flag("mla_scale_q_lora")?,
-        fields.flag("mla_scale_kv_lora")?,
-    );
-    if !query && !latent {
-        return Ok(LatentScaling::NONE);
-    }
-    Ok(LatentScaling {
-        query,
-        latent,
-        hidden_size: fields.optional("hidden_size", 1)?,
-    })
-}
-
 /// True if rotary keys go through a norm of their own before they are rotated.
 pub(super) fn rotary_key_norm(fields: &Fields<'_>) -> Result<bool, ModelError> {
     fields.flag("k_rope_only_layernorm")
 }
 
 impl ModelConfig {
+    /// The factor of latents of a rank that are scaled, √(hidden size / rank), if the configuration
+    /// gives the width of the hidden state. The cache holds latents that are scaled; rotary keys
+    /// are not.
+    pub fn latent_factor(&self, rank: u32) -> Option<f64> {
+        let hidden = f64::from(self.hidden_size?);
+        Some((hidden / f64::from(rank)).sqrt())
+    }
+
+    /// The factor by which the engine multiplies a query at `position` before it passes it; `None`
+    /// if the model has none. It multiplies all P+R values, after rotation; the cached keys have no
+    /// part in it.
+    pub fn query_factor(&self, position: u32) -> Option<f64> {
+        self.query_scaling.map(|scaling| scaling.factor(position))
+    }
+
+    /// Returns true if a layer has an indexer of its own, with weights and an index cache.
+    pub const fn has_indexer(&self, layer: u32) -> bool {
+        self.index_layers.has_indexer(layer)
+    }
+
+    /// The layer whose list of slots a layer uses: itself, if it has an indexer or no list.
+    pub const fn list_source(&self, layer: u32) -> u32 {
+        self.index_layers.source(layer)
+    }
+
+    /// Counts the layers with an indexer among the first `layers`.
+    pub fn indexers(&self, layers: u32) -> u32 {
+        self.index_layers.indexers(layers)
+    }
+
+    /// Counts the layers of a sparse model that attend to all tokens among the first `layers`.
+    pub fn dense_layers(&self, layers: u32) -> u32 {
+        self.index_layers.dense(layers)
+    }
+
     /// Sentences about what the engine does itself around the attention, and what implementations
     /// disagree about.
     pub fn engine_work(&self) -> Vec<String> {
         let mut work = Vec::new();
-        if self.output_gate {
-            let of = match self.gate_granularity {
-                GateGranularity::HeadAndValue => "one for each head and value",
-                GateGranularity::Head => "one for each head",
+        if let Some(values) = self.output_gate {
+            let of = match values {
+                1 => "one for each head",
+                _ => "one for each head and value",
             };
             work.push(format!(
                 "outputs have a gate, {of}, by whose sigmoid the engine multiplies them, or the \
@@ -170,12 +159,11 @@ impl ModelConfig {
     }
 
     fn latent_work(&self) -> impl Iterator<Item = String> {
-        let scaling = self.latent_scaling;
-        let query = self.q_lora_rank.filter(|_| scaling.query);
-        let latent = Some(self.dims.latent).filter(|_| scaling.latent);
+        let query = self.q_lora_rank.filter(|_| self.scaled_query_latents);
+        let latent = Some(self.dims.latent).filter(|_| self.scaled_latents);
         let of = [("query latents", query), ("latents", latent)];
-        of.into_iter().filter_map(move |(name, rank)| {
-            let by = match scaling.factor(rank?) {
+        of.into_iter().filter_map(|(name, rank)| {
+            let by = match self.latent_factor(rank?) {
                 Some(factor) => format!("{factor:.6}"),
                 None => format!("√(hidden size / {})", rank?),
             };

@@ -21,13 +21,14 @@ mod section;
 
 pub use dims::{HeadDims, MAX_DIM, MlaDims};
 pub use dtype::{DType, Element};
-pub use engine::{GateGranularity, LatentScaling};
+use engine::GateGranularity;
 use fields::Fields;
-pub(crate) use indexer::LayerLists;
-pub use indexer::{IndexDims, IndexLayers, IndexerConfig, MAX_LAYERS};
+pub use indexer::{IndexDims, IndexerConfig};
+use indexer::{IndexLayers, LayerLists, MAX_LAYERS};
 pub use kv_format::KvFormat;
 pub use presets::{PRESETS, Preset};
-pub use rope::{OTHER_SCALINGS, QueryScaling, Rope, RopeScaling, Yarn};
+use rope::QueryScaling;
+pub use rope::{Rope, Yarn};
 pub use rotary_style::RotaryStyle;
 
 // Lengths are 32-bit signed integers on devices.
@@ -61,22 +62,24 @@ pub struct ModelConfig {
     /// describes. The engine makes the lists then, and `indexer` is `None`.
     pub foreign_indexer: Option<&'static str>,
     /// The layers that have an indexer, and those that share an earlier one's lists.
-    pub index_layers: IndexLayers,
+    pub(crate) index_layers: IndexLayers,
     /// The rotary embedding.
     pub rope: Rope,
-    /// True if the engine multiplies the layer's output by the sigmoid of a gate, for each head and
-    /// value, before the output projection.
-    pub output_gate: bool,
-    /// The values that the gate has, if there is one.
-    pub gate_granularity: GateGranularity,
+    /// The values for each head, 1 or V, of a gate by whose sigmoid the engine multiplies the
+    /// layer's output before the output projection; `None`: there is none.
+    pub output_gate: Option<u32>,
     /// True if each head has a learnt sink, which the engine passes as
     /// [`LayerCall::sinks`](crate::layer::LayerCall::sinks).
     pub sinks: bool,
-    /// A factor of queries that grows with their position, which the engine applies before it
-    /// passes them.
-    pub query_scaling: Option<QueryScaling>,
-    /// Factors of latents, which the engine applies.
-    pub latent_scaling: LatentScaling,
+    /// A factor of queries that grows with their position.
+    pub(crate) query_scaling: Option<QueryScaling>,
+    /// True if the engine multiplies the query's latent by its [factor](Self::latent_factor) behind
+    /// its norm, and so all of the query.
+    pub scaled_query_latents: bool,
+    /// True if it multiplies the latent of keys and values by its factor.
+    pub scaled_latents: bool,
+    /// The width of the hidden state, if latents are scaled and the configuration says.
+    hidden_size: Option<u32>,
     /// True if the engine normalises rotary keys before they are rotated.
     pub rotary_key_norm: bool,
     /// True if public implementations rotate the same weights by different [pairs](Rope::style).
@@ -270,11 +273,11 @@ impl ModelConfig {
     /// | `rope_theta` | above 1, within the next or here; 10000 if left out |
     /// | `rope_interleave` (`rope_interleaved`) | true or false; true, if left out |
     /// | `mla_use_nope` (`mla_nope`, `kda_nope`) | true if rotary parts are not rotated; false, if left out |
-    /// | `mla_use_output_gate`, `gated_attention`, `gated_mla` with `gating_type`, `attn_elementwise_gate`, `attention_gate_type`, or `gated_attention_proj_granularity_type` | a gate and its [granularity](GateGranularity); none, if all are left out |
+    /// | `mla_use_output_gate`, `gated_attention`, `gated_mla` with `gating_type`, `attn_elementwise_gate`, `attention_gate_type`, or `gated_attention_proj_granularity_type` | a gate and its [values](Self::output_gate) for each head; none, if all are left out |
     /// | `learnable_sink` | true or false; false, if left out |
-    /// | `mla_scale_q_lora`, `mla_scale_kv_lora`, or both as `apply_mla_qkv_lora_rescale` or `use_mla_scaling_factor` | [`LatentScaling`] |
+    /// | `mla_scale_q_lora`, `mla_scale_kv_lora`, or both as `apply_mla_qkv_lora_rescale` or `use_mla_scaling_factor` | factors of [latents](Self::latent_factor) |
     /// | `rope_scaling` or `rope_parameters` | an object, or left out, or null, or empty; of type (`type` and `rope_type`, which have to agree) `linear` with a `factor`, or `yarn` with a `factor` and what else [`Yarn`] has. `rope_scaling` replaces the other; sections by kind of layer have to be alike in the layers with this attention |
-    /// | `llama_4_scaling_beta` in it, or `llama_4_scaling` | at least 0, or left out, or null; above 0 with the original context: [`QueryScaling`] |
+    /// | `llama_4_scaling_beta` in it, or `llama_4_scaling` | at least 0, or left out, or null; above 0 with the original context: a [factor of queries](Self::query_factor) |
     ///
     /// A field that is left out has the value that the class of the model's family gives it, if
     /// that is another than the table says: a gate and sinks of Hy4, halves of MiniCPM3 and
@@ -283,7 +286,7 @@ impl ModelConfig {
     /// The file of DeepSeek's own inference program, which has an `inter_dim`, is read as well: its
     /// rotation has yarn without saying so (`rope_factor`, `original_seq_len`, `mscale`).
     ///
-    /// A scaling of another type is read, too, as [`RopeScaling::Other`]. Its tables are refused
+    /// A scaling of another type is read, too. Its tables are refused
     /// later, by [`Rope::frequencies`].
     ///
     /// # Errors
@@ -310,6 +313,8 @@ impl ModelConfig {
         let indexer = index::indexer(&fields, dims.head.rope, index_topk)?;
         let gate = engine::gate(&fields)?;
         let (rope, query_scaling) = section::read(&fields)?;
+        let scaled_query_latents = fields.flag("mla_scale_q_lora")?;
+        let scaled_latents = fields.flag("mla_scale_kv_lora")?;
         Ok(Self {
             dims,
             heads: fields.required("num_attention_heads", 1)?,
@@ -323,11 +328,18 @@ impl ModelConfig {
             foreign_indexer,
             index_layers: index::layers(&fields, &layers)?,
             rope,
-            output_gate: gate.is_some(),
-            gate_granularity: gate.unwrap_or_default(),
+            output_gate: gate.map(|gate| match gate {
+                GateGranularity::Head => 1,
+                GateGranularity::HeadAndValue => dims.head.v,
+            }),
             sinks: fields.flag("learnable_sink")?,
             query_scaling,
-            latent_scaling: engine::latent_scaling(&fields)?,
+            scaled_query_latents,
+            scaled_latents,
+            hidden_size: match scaled_query_latents || scaled_latents {
+                true => fields.optional("hidden_size", 1)?,
+                false => None,
+            },
             rotary_key_norm: engine::rotary_key_norm(&fields)?,
             rotary_style_is_disputed: fields.is_of(&["hy_v4"]),
         })
@@ -486,7 +498,7 @@ mod tests {
         assert!((scale("mistral-small-4") - 0.194_969_494_7).abs() < 1e-9);
         let mut own = ModelConfig::preset("mistral-small-4").unwrap();
         let yarn = own.rope.yarn().unwrap().with_applied_scale(false);
-        own.rope = own.rope.with_scaling(RopeScaling::Yarn(yarn));
+        own.rope = own.rope.with_yarn(yarn);
         assert_eq!(own.softmax_scale(), 1.0 / 128f64.sqrt());
         assert_eq!(own.rope.attention_factor(), 1.0);
     }
@@ -494,14 +506,13 @@ mod tests {
     #[test]
     fn queries_grow_with_their_position() {
         let model = ModelConfig::preset("mistral-small-4").unwrap();
-        let scaling = model.query_scaling.unwrap();
         for (position, expected) in [
             (0, 1.0),
             (8191, 1.0),
             (8192, 1.0 + 0.1 * 2f64.ln()),
             (1_048_575, 1.0 + 0.1 * 128f64.ln()),
         ] {
-            let given = scaling.factor(position);
+            let given = model.query_factor(position).unwrap();
             assert!((given - expected).abs() < 1e-15, "{position}: {given}");
         }
         // It is read with any kind of rotation, and from a context that the file must give.

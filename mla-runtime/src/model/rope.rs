@@ -34,7 +34,7 @@ pub struct Rope {
     /// The elements that form a pair (`rope_interleave`).
     pub style: RotaryStyle,
     /// The extension of the context (`rope_scaling`).
-    pub scaling: RopeScaling,
+    pub(crate) scaling: RopeScaling,
     /// True if rotary parts are rotated. If not (`mla_use_nope`), their R values take part in the
     /// scores unrotated: the tables have angles of 0.
     pub rotates: bool,
@@ -58,8 +58,18 @@ impl Rope {
     }
 
     /// The same with another scaling.
-    pub const fn with_scaling(self, scaling: RopeScaling) -> Self {
+    pub(crate) const fn with_scaling(self, scaling: RopeScaling) -> Self {
         Self { scaling, ..self }
+    }
+
+    /// The same with a context that is extended by yarn: scaled by frequency.
+    pub const fn with_yarn(self, yarn: Yarn) -> Self {
+        self.with_scaling(RopeScaling::Yarn(yarn))
+    }
+
+    /// The same with a context that is extended by this factor, by which positions are divided.
+    pub const fn with_linear(self, factor: f64) -> Self {
+        self.with_scaling(RopeScaling::Linear { factor })
     }
 
     /// The same with another pairing of elements.
@@ -79,9 +89,7 @@ impl Rope {
     /// where implementations of a model disagree. Without yarn it changes nothing.
     pub const fn with_applied_scale(self, applies_scale: bool) -> Self {
         match self.scaling {
-            RopeScaling::Yarn(yarn) => {
-                self.with_scaling(RopeScaling::Yarn(yarn.with_applied_scale(applies_scale)))
-            }
+            RopeScaling::Yarn(yarn) => self.with_yarn(yarn.with_applied_scale(applies_scale)),
             _ => self,
         }
     }
@@ -99,7 +107,7 @@ impl Rope {
     /// # Errors
     ///
     /// If `width` is odd or above [`MAX_DIM`], θ or a factor is not a positive, finite number, the
-    /// scaling is [of another kind](RopeScaling::Other), or yarn lacks the original context.
+    /// scaling is of a kind for which there are no tables here, or yarn lacks the original context.
     pub fn frequencies(&self, width: u32) -> Result<Vec<f64>> {
         if width > MAX_DIM || !width.is_multiple_of(2) {
             let accepted = format!("an even number of at most {MAX_DIM}");
@@ -181,8 +189,7 @@ impl Rope {
 
 /// The extension of a model's context.
 #[derive(Clone, Copy, PartialEq, Debug)]
-#[non_exhaustive]
-pub enum RopeScaling {
+pub(crate) enum RopeScaling {
     /// Not at all.
     Plain,
     /// Positions are divided by the factor.
@@ -200,7 +207,7 @@ pub enum RopeScaling {
 }
 
 /// The scalings that configurations name and for which there are no tables here.
-pub const OTHER_SCALINGS: &[&str] = &["dynamic", "longrope", "su", "llama3", "mrope", "ntk"];
+pub(super) const OTHER_SCALINGS: &[&str] = &["dynamic", "longrope", "su", "llama3", "mrope", "ntk"];
 
 /// The yarn extension of the rotary embedding: every field of `rope_scaling` that changes a number.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -345,20 +352,18 @@ impl Ramp {
 }
 
 /// The factor of queries at position p, 1 + β · ln(1 + ⌊p / original⌋): 1 within the original
-/// context (`llama_4_scaling_beta`). It multiplies all P+R values of a query, after rotation; the
-/// cached keys have no part in it.
+/// context (`llama_4_scaling_beta`).
 #[derive(Clone, Copy, PartialEq, Debug)]
-#[non_exhaustive]
-pub struct QueryScaling {
+pub(crate) struct QueryScaling {
     /// β.
-    pub beta: f64,
+    pub(crate) beta: f64,
     /// The context from which on queries grow (`original_max_position_embeddings`).
-    pub original_max_positions: u32,
+    pub(crate) original_max_positions: u32,
 }
 
 impl QueryScaling {
     /// A scaling with β and the context that the model was first made for.
-    pub const fn new(beta: f64, original_max_positions: u32) -> Self {
+    pub(crate) const fn new(beta: f64, original_max_positions: u32) -> Self {
         Self {
             beta,
             original_max_positions,
@@ -366,7 +371,7 @@ impl QueryScaling {
     }
 
     /// The factor of a query at `position`.
-    pub fn factor(self, position: u32) -> f64 {
+    pub(crate) fn factor(self, position: u32) -> f64 {
         let times = position / self.original_max_positions.max(1);
         1.0 + self.beta * f64::from(times).ln_1p()
     }
@@ -410,7 +415,7 @@ mod tests {
     #[test]
     fn frequencies_are_those_of_the_paper() {
         let models = ["deepseek-v2", "deepseek-v3", "kimi-k2", "glm-5"].map(preset);
-        let linear = Rope::plain(5e5).with_scaling(RopeScaling::Linear { factor: 4.0 });
+        let linear = Rope::plain(5e5).with_linear(4.0);
         for rope in models.into_iter().chain([linear, Rope::plain(1e4)]) {
             for width in [32, 64] {
                 let given = rope.frequencies(width).unwrap();
@@ -488,10 +493,7 @@ mod tests {
             let none = Yarn::new(factor, None).with_mscale(1.0, 0.5);
             assert_eq!((none.attention_factor(), none.softmax_mscale()), (1.0, 1.0));
         }
-        let [cos, sin] = Rope::plain(1e4)
-            .with_scaling(RopeScaling::Yarn(yarn))
-            .cos_sin(2, 1)
-            .unwrap();
+        let [cos, sin] = Rope::plain(1e4).with_yarn(yarn).cos_sin(2, 1).unwrap();
         assert_eq!((cos[0], sin[0]), (m as f32, 0.0));
     }
 
@@ -502,7 +504,7 @@ mod tests {
             "rope_scaling.type: given longrope, accepted yarn, linear, default or none: there are \
              no tables of another kind"
         );
-        let bare = Rope::plain(1e4).with_scaling(RopeScaling::Yarn(Yarn::new(2.0, None)));
+        let bare = Rope::plain(1e4).with_yarn(Yarn::new(2.0, None));
         assert_eq!(
             bare.frequencies(64).unwrap_err().to_string(),
             "rope_scaling.original_max_position_embeddings: given none, accepted the context \
@@ -554,13 +556,12 @@ mod tests {
         let expected = Rope::plain(5e4)
             .with_max_positions(1000)
             .with_style(RotaryStyle::Halves)
-            .with_scaling(RopeScaling::Yarn(yarn));
+            .with_yarn(yarn);
         assert_eq!(full, Ok(expected));
         let inside = read(r#""rope_parameters": {"rope_type": "default", "rope_theta": 2e4}"#);
         assert_eq!(inside, Ok(Rope::plain(2e4)));
         let linear = read(r#""rope_scaling": {"type": "linear", "factor": 4}"#);
-        let scaling = RopeScaling::Linear { factor: 4.0 };
-        assert_eq!(linear, Ok(Rope::plain(1e4).with_scaling(scaling)));
+        assert_eq!(linear, Ok(Rope::plain(1e4).with_linear(4.0)));
         let still = read(r#""mla_use_nope": true"#);
         assert_eq!(still, Ok(Rope::plain(1e4).with_rotates(false)));
     }

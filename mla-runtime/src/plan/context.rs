@@ -35,7 +35,7 @@
 //! assert_eq!(plan[0].seq_lens, [768, 256]);
 //! assert_eq!(plan[1].seq_lens, [256, 512]);
 //! assert!(plan[1].is_continuation);
-//! # Ok::<(), mla_runtime::plan::PlanError>(())
+//! # Ok::<(), mla_runtime::Error>(())
 //! ```
 //!
 //! Under [context parallelism](super::parallel) every rank gathers only the rows it holds. The
@@ -46,9 +46,9 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::PlanError;
 use super::parallel::ContextParallel;
 use crate::setters::setters;
+use crate::{Error, Result};
 
 /// The limits of the chunks of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -187,10 +187,7 @@ pub const MAX_CHUNKS: usize = 1 << 20;
 ///
 /// If a limit is zero, the alignment (with a `parallel`, lcm(align, N·I)) exceeds `rows` or
 /// `max_chunk`, or the plan would have more than [`MAX_CHUNKS`] chunks.
-pub fn plan_chunks(
-    context_lens: &[u32],
-    limits: &ChunkLimits,
-) -> Result<Vec<ContextChunk>, PlanError> {
+pub fn plan_chunks(context_lens: &[u32], limits: &ChunkLimits) -> Result<Vec<ContextChunk>> {
     let packer = Packer::new(limits)?;
     let mut chunks = Vec::new();
     // The first token that is in no chunk yet.
@@ -202,7 +199,7 @@ pub fn plan_chunks(
         }
         if chunks.len() == MAX_CHUNKS {
             let accepted = format!("a number with which at most {MAX_CHUNKS} chunks are needed");
-            return Err(PlanError::invalid("rows", limits.rows, accepted));
+            return Err(Error::argument("rows", limits.rows, accepted));
         }
         let mut chunk = ContextChunk::new(request..request, Vec::new(), Vec::new());
         chunk.is_continuation = start > 0;
@@ -254,14 +251,14 @@ struct Packer {
 }
 
 impl Packer {
-    fn new(limits: &ChunkLimits) -> Result<Self, PlanError> {
+    fn new(limits: &ChunkLimits) -> Result<Self> {
         let parallel = limits.parallel.unwrap_or(ContextParallel::SINGLE);
         let align = parallel.alignment(limits.align)?;
         let max_chunk = limits.max_chunk.unwrap_or(limits.rows);
         for (field, given) in [("rows", limits.rows), ("max_chunk", max_chunk)] {
             if u64::from(given) < align {
                 let accepted = format!("at least the alignment, {align}");
-                return Err(PlanError::invalid(field, given, accepted));
+                return Err(Error::argument(field, given, accepted));
             }
         }
         let max_chunk = u64::from(max_chunk);
@@ -292,13 +289,9 @@ impl Packer {
 }
 
 /// Adds the part of a chunk that each rank gathers.
-fn shard(
-    chunk: &mut ContextChunk,
-    context_lens: &[u32],
-    parallel: ContextParallel,
-) -> Result<(), PlanError> {
+fn shard(chunk: &mut ContextChunk, context_lens: &[u32], parallel: ContextParallel) -> Result<()> {
     let padded = |len| {
-        u32::try_from(parallel.padded_local_len(len)).map_err(|_| PlanError::Overflow {
+        u32::try_from(parallel.padded_local_len(len)).map_err(|_| Error::Overflow {
             quantity: "the rows of a rank",
             limit: u32::MAX.into(),
         })

@@ -20,17 +20,17 @@
 //!
 //! For DeepSeek-V3 and a long context that is 131072/768, about 171. If d ≥ 2L + L·d/C the absorbed
 //! form is always cheaper. A processor about which nothing is known is modelled so
-//! ([`Machine::Arithmetic`]): it keeps what it expands in its caches.
+//! ([`Machine::ARITHMETIC`]): it keeps what it expands in its caches.
 //!
 //! # On a processor
 //!
-//! The time of a multiply-add differs. A [`Machine::Processor`] has seconds per multiply-add of
+//! The time of a multiply-add differs. A [processor](Machine::processor) has seconds per multiply-add of
 //! products with the weights, and of pairs of tokens in either form, from a short run of both. The
 //! new tokens count as well, in the expansion and in pairs among themselves.
 //!
 //! # On a GPU
 //!
-//! A [`GpuFigures`] takes its time for more than that, and each form is a row of steps:
+//! A [GPU](Machine::gpu) takes its time for more than that, and each form is a row of steps:
 //!
 //! | absorbed | expanded |
 //! |---|---|
@@ -60,29 +60,66 @@
 //! for Hopper, with 8 to 128 heads, 64 to 768 new tokens and 8k and 32k of context
 //! (docs/log/layer.md); other backends are held to the same.
 
-use super::PlanError;
 use crate::model::MlaDims;
-use crate::setters::setters;
+use crate::spec::Problem;
+use crate::{Error, Result};
 
 /// The machine from which the times of the two forms follow.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Machine {
-    /// Multiply-adds count and nothing else: a processor about which nothing is known.
+pub struct Machine(Figures);
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Figures {
     Arithmetic,
-    /// A processor, with the seconds that all of its threads take for a multiply-add of each kind.
+    /// The seconds that all threads take for a multiply-add of each kind.
     Processor {
-        /// The seconds of products with the weights.
         product_seconds: f64,
-        /// The seconds of absorbed pairs of a new and a cached token.
         absorbed_pair_seconds: f64,
-        /// The seconds of expanded pairs.
         expanded_pair_seconds: f64,
     },
-    /// A GPU, with its launches, its memory and its multiprocessors.
-    Gpu(GpuFigures),
+    Gpu(Gpu),
 }
 
 impl Machine {
+    /// Multiply-adds count and nothing else: a processor about which nothing is known.
+    pub const ARITHMETIC: Self = Self(Figures::Arithmetic);
+
+    /// An NVIDIA H200 as measured, in bf16: 132 multiprocessors, 795 TFLOP/s and 4.2 TB/s.
+    pub const H200: Self = Self(Figures::Gpu(Gpu::H200));
+
+    /// A GPU with this number of multiprocessors, and these floating-point operations (two per
+    /// multiply-add) and bytes per second, as large products and large copies reach them.
+    ///
+    /// # Errors
+    ///
+    /// If there are not 1 to 65536 multiprocessors, or a rate is not a positive, finite number.
+    pub fn gpu(multiprocessors: u32, flop_per_second: f64, bytes_per_second: f64) -> Result<Self> {
+        if !(1..=MAX_MULTIPROCESSORS).contains(&multiprocessors) {
+            let accepted = format!("1 to {MAX_MULTIPROCESSORS}");
+            return Err(Error::argument(
+                "multiprocessors",
+                multiprocessors,
+                accepted,
+            ));
+        }
+        positive("flop_per_second", flop_per_second)?;
+        positive("bytes_per_second", bytes_per_second)?;
+        Ok(Self(Figures::Gpu(Gpu {
+            multiprocessors,
+            flop_per_second,
+            bytes_per_second,
+            launch_seconds: Gpu::LAUNCH,
+        })))
+    }
+
+    /// The number of multiprocessors, if it is a GPU.
+    pub const fn multiprocessors(&self) -> Option<u32> {
+        match self.0 {
+            Figures::Gpu(gpu) => Some(gpu.multiprocessors),
+            Figures::Arithmetic | Figures::Processor { .. } => None,
+        }
+    }
+
     /// A processor, from seconds for each multiply-add: of products with the weights, and of pairs
     /// of a new and a cached token, absorbed and expanded.
     ///
@@ -93,38 +130,37 @@ impl Machine {
         product_seconds: f64,
         absorbed_pair_seconds: f64,
         expanded_pair_seconds: f64,
-    ) -> Result<Self, PlanError> {
+    ) -> Result<Self> {
         positive("product_seconds", product_seconds)?;
         positive("absorbed_pair_seconds", absorbed_pair_seconds)?;
         positive("expanded_pair_seconds", expanded_pair_seconds)?;
-        Ok(Self::Processor {
+        Ok(Self(Figures::Processor {
             product_seconds,
             absorbed_pair_seconds,
             expanded_pair_seconds,
-        })
+        }))
     }
 }
 
 /// Refuses what is no positive, finite number.
-fn positive(field: &'static str, given: f64) -> Result<(), PlanError> {
+fn positive(field: &'static str, given: f64) -> Result<()> {
     if given.is_finite() && given > 0.0 {
         return Ok(());
     }
-    Err(PlanError::invalid(field, given, "a finite number above 0"))
+    Err(Error::argument(field, given, "a finite number above 0"))
 }
 
 /// The max rates of a GPU, and the time of a launch.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct GpuFigures {
+struct Gpu {
     multiprocessors: u32,
     flop_per_second: f64,
     bytes_per_second: f64,
     launch_seconds: f64,
 }
 
-impl GpuFigures {
-    /// An NVIDIA H200 as measured, in bf16: 132 multiprocessors, 795 TFLOP/s and 4.2 TB/s.
-    pub const H200: Self = Self {
+impl Gpu {
+    const H200: Self = Self {
         multiprocessors: 132,
         flop_per_second: 795e12,
         bytes_per_second: 4.2e12,
@@ -134,73 +170,6 @@ impl GpuFigures {
     /// Time from one launch of a matrix product to the next, besides their work, in a graph on
     /// Hopper.
     const LAUNCH: f64 = 5e-6;
-
-    /// A GPU with this number of multiprocessors, and these floating-point operations (two per
-    /// multiply-add) and bytes per second, as large products and large copies reach them.
-    ///
-    /// # Errors
-    ///
-    /// If there are not 1 to 65536 multiprocessors, or a rate is not a positive, finite number.
-    pub fn new(
-        multiprocessors: u32,
-        flop_per_second: f64,
-        bytes_per_second: f64,
-    ) -> Result<Self, PlanError> {
-        if !(1..=MAX_MULTIPROCESSORS).contains(&multiprocessors) {
-            let accepted = format!("1 to {MAX_MULTIPROCESSORS}");
-            return Err(PlanError::invalid(
-                "multiprocessors",
-                multiprocessors,
-                accepted,
-            ));
-        }
-        for (field, given) in [
-            ("flop_per_second", flop_per_second),
-            ("bytes_per_second", bytes_per_second),
-        ] {
-            positive(field, given)?;
-        }
-        Ok(Self {
-            multiprocessors,
-            flop_per_second,
-            bytes_per_second,
-            launch_seconds: Self::LAUNCH,
-        })
-    }
-
-    /// The same machine with another time for a launch.
-    ///
-    /// # Errors
-    ///
-    /// If that is negative or not finite.
-    pub fn with_launch_seconds(self, launch_seconds: f64) -> Result<Self, PlanError> {
-        if !(launch_seconds.is_finite() && launch_seconds >= 0.0) {
-            let accepted = "a finite number of 0 or more";
-            return Err(PlanError::invalid(
-                "launch_seconds",
-                launch_seconds,
-                accepted,
-            ));
-        }
-        Ok(Self {
-            launch_seconds,
-            ..self
-        })
-    }
-
-    /// The same with other rates, as a benchmark measured them.
-    ///
-    /// # Errors
-    ///
-    /// If one of them is not a positive, finite number.
-    pub fn with_rates(
-        self,
-        flop_per_second: f64,
-        bytes_per_second: f64,
-    ) -> Result<Self, PlanError> {
-        Self::new(self.multiprocessors, flop_per_second, bytes_per_second)?
-            .with_launch_seconds(self.launch_seconds)
-    }
 
     /// A matrix product.
     fn product(&self, flop: f64, bytes: f64) -> f64 {
@@ -232,19 +201,15 @@ const fn qk(dims: MlaDims) -> u64 {
 }
 
 /// The attention of one request by a layer of `heads` heads.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct Attention {
-    /// The widths of the model.
-    pub dims: MlaDims,
-    /// Its heads, or those of a rank.
-    pub heads: u32,
+#[derive(Clone, Copy)]
+struct Attention {
+    dims: MlaDims,
+    heads: u32,
     /// C; `None` is the limit of a long context.
-    pub context_len: Option<u32>,
+    context_len: Option<u32>,
     /// Bytes of an element, of the expanded keys and values too.
-    pub element_bytes: u32,
-    /// True if the backend needs each head's key, P + R values, packed.
-    pub packed_keys: bool,
+    element_bytes: u32,
+    packed_keys: bool,
 }
 
 /// Beyond any GPU's, and few enough that every split of a step's tiles can be tried.
@@ -260,21 +225,15 @@ const MAX_QUERIES: u32 = 2048;
 const TILE: u32 = 128;
 
 impl Attention {
-    /// The attention of a model's widths and `heads` heads, on a long context, in elements of
-    /// `element_bytes` bytes and with keys that are not packed.
-    pub const fn new(dims: MlaDims, heads: u32, element_bytes: u32) -> Self {
+    const fn of(problem: &Problem, packed_keys: bool, context_len: Option<u32>) -> Self {
         Self {
-            dims,
-            heads,
-            context_len: None,
-            element_bytes,
-            packed_keys: false,
+            dims: problem.dims,
+            heads: problem.heads,
+            context_len,
+            // Below a dozen.
+            element_bytes: problem.dtype.bytes() as u32,
+            packed_keys,
         }
-    }
-
-    setters! {
-        with_context_len(context_len: Option<u32>);
-        with_packed_keys(packed_keys: bool);
     }
 
     /// Bytes that the expansion writes for each cached token and head.
@@ -285,7 +244,7 @@ impl Attention {
 
     /// The multiply-adds of the absorbed form: of products with the weights, L·d per head and new
     /// token, and of pairs of a new token and one that it attends to, 2L + R each.
-    pub fn absorbed_work(&self, query_len: u32) -> [f64; 2] {
+    fn absorbed_work(&self, query_len: u32) -> [f64; 2] {
         let n = self.numbers(query_len);
         let products = n.heads * n.queries * n.latent * (n.nope + n.v);
         [products, n.heads * n.pairs() * (2.0 * n.latent + n.rope)]
@@ -293,7 +252,7 @@ impl Attention {
 
     /// The multiply-adds of the expanded form: of products, L·d per head and row, cached or new,
     /// and of pairs, d + R each.
-    pub fn expanded_work(&self, query_len: u32) -> [f64; 2] {
+    fn expanded_work(&self, query_len: u32) -> [f64; 2] {
         let n = self.numbers(query_len);
         let width = n.nope + n.v;
         let products = n.heads * (n.context + n.queries) * n.latent * width;
@@ -301,7 +260,7 @@ impl Attention {
     }
 
     /// Returns the seconds of the absorbed form for `query_len` new tokens.
-    pub fn absorbed_seconds(&self, query_len: u32, gpu: &GpuFigures) -> f64 {
+    fn absorbed_seconds(&self, query_len: u32, gpu: &Gpu) -> f64 {
         let n = self.numbers(query_len);
         // Latent queries and outputs of all heads.
         let latent = n.queries * n.heads * n.latent * n.element;
@@ -319,7 +278,7 @@ impl Attention {
     }
 
     /// Returns the seconds of the expanded form for `query_len` new tokens.
-    pub fn expanded_seconds(&self, query_len: u32, gpu: &GpuFigures) -> f64 {
+    fn expanded_seconds(&self, query_len: u32, gpu: &Gpu) -> f64 {
         let n = self.numbers(query_len);
         let written = n.heads * self.expansion_bytes() as f64;
         let query_tiles = f64::from(self.heads) * f64::from(query_len.div_ceil(TILE));
@@ -340,7 +299,7 @@ impl Attention {
     }
 
     /// Keys and values of all rows.
-    fn expansion_seconds(&self, n: &Numbers, gpu: &GpuFigures) -> f64 {
+    fn expansion_seconds(&self, n: &Numbers, gpu: &Gpu) -> f64 {
         let rows = n.context + n.queries;
         let width = n.heads * (n.nope + n.v);
         let written = n.heads * self.expansion_bytes() as f64;
@@ -380,7 +339,7 @@ impl Attention {
         }
     }
 
-    fn absorbs(&self, query_len: u32, gpu: &GpuFigures) -> bool {
+    fn absorbs(&self, query_len: u32, gpu: &Gpu) -> bool {
         self.absorbed_seconds(query_len, gpu) <= self.expanded_seconds(query_len, gpu)
     }
 
@@ -413,27 +372,65 @@ impl Numbers {
     }
 }
 
+impl Attention {
+    fn crossover(&self, machine: &Machine) -> f64 {
+        match machine.0 {
+            Figures::Gpu(gpu) => Self::crossover_by(|q| self.absorbs(q, &gpu)),
+            Figures::Processor {
+                product_seconds,
+                absorbed_pair_seconds,
+                expanded_pair_seconds,
+            } => {
+                let seconds = |[products, pairs]: [f64; 2], pair_seconds: f64| {
+                    products * product_seconds + pairs * pair_seconds
+                };
+                Self::crossover_by(|q| {
+                    seconds(self.absorbed_work(q), absorbed_pair_seconds)
+                        <= seconds(self.expanded_work(q), expanded_pair_seconds)
+                })
+            }
+            Figures::Arithmetic => by_arithmetic(self.dims, self.context_len),
+        }
+    }
+
+    fn threshold(&self, machine: &Machine) -> u32 {
+        // The conversion rounds down, and takes infinity to the largest number.
+        (self.crossover(machine) as u32).max(1)
+    }
+}
+
 /// The number of query tokens of a request up to which the absorbed form is the faster one, as the
 /// [module](self) says; infinite if it always is. By multiply-adds alone the number of heads
-/// plays no part.
-pub fn crossover(attention: &Attention, machine: &Machine) -> f64 {
-    match machine {
-        Machine::Gpu(gpu) => Attention::crossover_by(|q| attention.absorbs(q, gpu)),
-        &Machine::Processor {
-            product_seconds,
-            absorbed_pair_seconds,
-            expanded_pair_seconds,
-        } => {
-            let seconds = |[products, pairs]: [f64; 2], pair_seconds: f64| {
-                products * product_seconds + pairs * pair_seconds
-            };
-            Attention::crossover_by(|q| {
-                seconds(attention.absorbed_work(q), absorbed_pair_seconds)
-                    <= seconds(attention.expanded_work(q), expanded_pair_seconds)
-            })
-        }
-        Machine::Arithmetic => by_arithmetic(attention.dims, attention.context_len),
-    }
+/// plays no part. `packed_keys` says if the prefill backend needs each head's key, P + R values,
+/// packed; without a `context_len` the context is long.
+pub fn crossover(
+    machine: &Machine,
+    problem: &Problem,
+    packed_keys: bool,
+    context_len: Option<u32>,
+) -> f64 {
+    Attention::of(problem, packed_keys, context_len).crossover(machine)
+}
+
+/// [`crossover`] as a threshold for [`super::split`]: the max number of query tokens of a request
+/// on the absorbed path. At least 1, since the absorbed form is the one that decodes.
+pub fn threshold(
+    machine: &Machine,
+    problem: &Problem,
+    packed_keys: bool,
+    context_len: Option<u32>,
+) -> u32 {
+    Attention::of(problem, packed_keys, context_len).threshold(machine)
+}
+
+/// The multiply-adds of the absorbed form and of the expanded one for `query_len` new tokens: in
+/// each of products with the weights and of pairs of tokens, the table's rows.
+pub fn multiply_adds(problem: &Problem, context_len: u32, query_len: u32) -> [[f64; 2]; 2] {
+    let attention = Attention::of(problem, false, Some(context_len));
+    [
+        attention.absorbed_work(query_len),
+        attention.expanded_work(query_len),
+    ]
 }
 
 fn by_arithmetic(dims: MlaDims, context_len: Option<u32>) -> f64 {
@@ -449,13 +446,6 @@ fn by_arithmetic(dims: MlaDims, context_len: Option<u32>) -> f64 {
     }
 }
 
-/// [`crossover`] as a threshold for [`super::split`]: the max number of query tokens of a request
-/// on the absorbed path. At least 1, since the absorbed form is the one that decodes.
-pub fn threshold(attention: &Attention, machine: &Machine) -> u32 {
-    // The conversion rounds down, and takes infinity to the largest number.
-    (crossover(attention, machine) as u32).max(1)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -463,12 +453,18 @@ mod tests {
     use super::*;
     use crate::model::HeadDims;
 
-    const H200: Machine = Machine::Gpu(GpuFigures::H200);
+    const H200: Machine = Machine::H200;
     const GLM_5: MlaDims = MlaDims::new(512, HeadDims::new(192, 64, 256));
     const MINICPM3: MlaDims = MlaDims::new(256, HeadDims::new(64, 32, 64));
 
     const fn r1(heads: u32, context_len: u32) -> Attention {
-        Attention::new(MlaDims::R1, heads, 2).with_context_len(Some(context_len))
+        Attention {
+            dims: MlaDims::R1,
+            heads,
+            context_len: Some(context_len),
+            element_bytes: 2,
+            packed_keys: false,
+        }
     }
 
     /// The multiply-adds of the absorbed form: H·T·(L·d + C·(2L + R)).
@@ -492,7 +488,7 @@ mod tests {
             context_len,
             ..r1(16, 0)
         };
-        crossover(&attention, &Machine::Arithmetic)
+        attention.crossover(&Machine::ARITHMETIC)
     }
 
     #[test]
@@ -524,7 +520,7 @@ mod tests {
             (128, 8192, 158.0, [(128, 485.7, 505.1), (192, 735.7, 628.1)]),
         ] {
             let attention = r1(heads, context);
-            let predicted = super::crossover(&attention, &H200);
+            let predicted = attention.crossover(&H200);
             let ratio = predicted / crossover;
             assert!(
                 (0.85..1.15).contains(&ratio),
@@ -532,12 +528,9 @@ mod tests {
             );
             for (queries, absorbed, expanded) in times {
                 for (seconds, measured) in [
+                    (attention.absorbed_seconds(queries, &Gpu::H200), absorbed),
                     (
-                        attention.absorbed_seconds(queries, &GpuFigures::H200),
-                        absorbed,
-                    ),
-                    (
-                        attention.expanded_seconds(queries, &GpuFigures::H200),
+                        attention.expanded_seconds(queries, &Gpu::H200),
                         expanded + 2.5,
                     ),
                 ] {
@@ -553,27 +546,28 @@ mod tests {
 
     #[test]
     fn few_heads_and_short_contexts_are_expanded_sooner() {
-        let at = |heads, context| crossover(&r1(heads, context), &H200);
+        let at = |heads, context| r1(heads, context).crossover(&H200);
         // The expanded form has fewer launches.
         assert!(at(8, 8192) < at(16, 8192));
         assert!(at(16, 8192) < at(128, 8192));
-        let packed = r1(16, 8192).with_packed_keys(true);
-        assert!(crossover(&packed, &H200) > at(16, 8192));
+        let packed = Attention {
+            packed_keys: true,
+            ..r1(16, 8192)
+        };
+        assert!(packed.crossover(&H200) > at(16, 8192));
         // A launch costs both, but the absorbed form has more of them.
-        let slow = GpuFigures::H200.with_launch_seconds(20e-6).unwrap();
-        assert!(crossover(&r1(16, 8192), &Machine::Gpu(slow)) < at(16, 8192));
+        let slow = Gpu {
+            launch_seconds: 20e-6,
+            ..Gpu::H200
+        };
+        assert!(r1(16, 8192).crossover(&Machine(Figures::Gpu(slow))) < at(16, 8192));
         // Nothing to expand.
-        assert!(threshold(&r1(16, 0), &H200) >= 1);
-        assert_eq!(
-            threshold(
-                &Attention {
-                    context_len: None,
-                    ..r1(16, 0)
-                },
-                &H200
-            ),
-            threshold(&r1(16, LONG), &H200)
-        );
+        assert!(r1(16, 0).threshold(&H200) >= 1);
+        let long = Attention {
+            context_len: None,
+            ..r1(16, 0)
+        };
+        assert_eq!(long.threshold(&H200), r1(16, LONG).threshold(&H200));
     }
 
     #[test]
@@ -587,14 +581,14 @@ mod tests {
             context_len: None,
             ..r1(16, 0)
         };
-        assert_eq!(threshold(&wide, &Machine::Arithmetic), u32::MAX);
-        assert_eq!(threshold(&r1(16, 1), &Machine::Arithmetic), 1);
+        assert_eq!(wide.threshold(&Machine::ARITHMETIC), u32::MAX);
+        assert_eq!(r1(16, 1).threshold(&Machine::ARITHMETIC), 1);
     }
 
     fn on_processor(figures: [f64; 3], heads: u32, context: u32) -> f64 {
         let [product, absorbed, expanded] = figures;
         let machine = Machine::processor(product, absorbed, expanded).unwrap();
-        crossover(&r1(heads, context), &machine)
+        r1(heads, context).crossover(&machine)
     }
 
     #[test]
@@ -635,14 +629,8 @@ mod tests {
 
     #[test]
     fn gpus_have_positive_figures() {
-        assert_eq!(
-            GpuFigures::new(132, 795e12, 4.2e12).unwrap(),
-            GpuFigures::H200
-        );
-        assert_eq!(
-            GpuFigures::H200.with_rates(795e12, 4.2e12).unwrap(),
-            GpuFigures::H200
-        );
+        assert_eq!(Machine::gpu(132, 795e12, 4.2e12).unwrap(), H200);
+        assert_eq!(H200.multiprocessors(), Some(132));
         for (multiprocessors, flop, bytes) in [
             (0, 1.0, 1.0),
             (1, 0.0, 1.0),
@@ -651,15 +639,14 @@ mod tests {
             (1, 1.0, f64::INFINITY),
         ] {
             assert!(
-                GpuFigures::new(multiprocessors, flop, bytes).is_err(),
+                Machine::gpu(multiprocessors, flop, bytes).is_err(),
                 "{flop} {bytes}"
             );
         }
         assert_eq!(
-            GpuFigures::new(1, 1e12, 0.0).unwrap_err().to_string(),
+            Machine::gpu(1, 1e12, 0.0).unwrap_err().to_string(),
             "bytes_per_second: given 0, accepted a finite number above 0"
         );
-        assert!(GpuFigures::H200.with_launch_seconds(-1.0).is_err());
     }
 
     #[test]
@@ -670,14 +657,24 @@ mod tests {
         let expanded = expanded_cost(MlaDims::R1, [16, 2, 100]);
         assert_eq!(expanded, 16 * 100 * (131_072 + 2 * 320));
         let bf16 = r1(16, 100);
-        assert_eq!(bf16.with_packed_keys(true).expansion_bytes(), 896);
+        let packed_keys = true;
+        let packed = Attention {
+            packed_keys,
+            ..bf16
+        };
+        assert_eq!(packed.expansion_bytes(), 896);
         assert_eq!(bf16.expansion_bytes(), 512);
         // Nonsense as large as the types allow is no overflow.
         let huge = MlaDims::new(u32::MAX, HeadDims::new(u32::MAX, u32::MAX, u32::MAX));
-        let huge = Attention::new(huge, u32::MAX, u32::MAX).with_packed_keys(true);
+        let huge = Attention {
+            dims: huge,
+            heads: u32::MAX,
+            context_len: Some(u32::MAX),
+            element_bytes: u32::MAX,
+            packed_keys,
+        };
         assert_eq!(huge.expansion_bytes(), u64::MAX);
-        let huge = huge.with_context_len(Some(u32::MAX));
-        assert!(threshold(&huge, &H200) >= 1);
+        assert!(huge.threshold(&H200) >= 1);
     }
 
     proptest! {
@@ -703,12 +700,15 @@ mod tests {
             context in 64u32..100_000,
             packed_keys: bool,
         ) {
-            let attention = r1(heads, context).with_packed_keys(packed_keys);
-            let last = threshold(&attention, &H200);
-            let absorbed = attention.absorbs(last, &GpuFigures::H200);
+            let attention = Attention {
+                packed_keys,
+                ..r1(heads, context)
+            };
+            let last = attention.threshold(&H200);
+            let absorbed = attention.absorbs(last, &Gpu::H200);
             prop_assert!(last == 1 || last == u32::MAX || absorbed);
             let mut later = last.saturating_add(1)..last.saturating_add(300);
-            prop_assert!(later.all(|queries| !attention.absorbs(queries, &GpuFigures::H200)));
+            prop_assert!(later.all(|queries| !attention.absorbs(queries, &Gpu::H200)));
         }
     }
 }

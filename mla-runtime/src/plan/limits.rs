@@ -27,12 +27,16 @@ pub struct StepLimits {
     /// their requests. Memory is set aside to copy them into that order. 0: every step has rows in
     /// order.
     pub call_rows: usize,
+    /// Maximum bytes of the logits that an indexer makes at a time. Tokens are scored in groups
+    /// whose rows fit, or one by one if not even one row does.
+    pub logits_bytes: u64,
 }
 
 impl StepLimits {
     /// Limits of `requests` requests with `tokens` new tokens in all, each request in
     /// `pages_per_request` pages. One token of a request is on the decode path, and there are no
-    /// rows for context chunks: prompts are brought whole.
+    /// rows for context chunks: prompts are brought whole. An indexer has 256 MiB of logits: 512
+    /// rows of a context of 128k tokens.
     pub const fn new(requests: usize, tokens: usize, pages_per_request: usize) -> Self {
         Self {
             requests,
@@ -41,6 +45,7 @@ impl StepLimits {
             pages_per_request,
             context_rows: 0,
             call_rows: 0,
+            logits_bytes: 256 << 20,
         }
     }
 
@@ -51,6 +56,7 @@ impl StepLimits {
         with_pages_per_request(pages_per_request: usize);
         with_context_rows(context_rows: usize);
         with_call_rows(call_rows: usize);
+        with_logits_bytes(logits_bytes: u64);
     }
 }
 
@@ -183,16 +189,10 @@ mod tests {
 
     #[test]
     fn limits_are_checked_against_the_devices_integers() {
-        let limits = StepLimits {
-            requests: 1,
-            tokens: 1,
-            decode_query_len: 1,
-            pages_per_request: 1,
-            context_rows: 64,
-            call_rows: 0,
-        };
+        let limits = StepLimits::new(1, 1, 1).with_context_rows(64);
         let problem = Problem::new(MlaDims::R1, 1, DType::BF16).with_page_size(64);
-        let refused = |limits| ArrayLayout::new(&limits, &problem).unwrap_err().to_string();
+        let refused =
+            |limits: StepLimits| ArrayLayout::new(&limits, &problem).unwrap_err().to_string();
         assert_eq!(
             refused(StepLimits {
                 tokens: 1 << 31,

@@ -67,13 +67,13 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::PlanError;
 use super::index::IndexNeeds;
 use super::limits::{ArrayLayout, StepLimits};
 use super::parallel::ContextParallel;
-use crate::model::MlaDims;
+use crate::model::{IndexDims, MlaDims};
 use crate::setters::setters;
 use crate::spec::Problem;
+use crate::{Error, Result};
 
 /// Bytes of an f32, in which every log-sum-exp is kept.
 const LSE_BYTES: u32 = 4;
@@ -122,7 +122,7 @@ pub struct MemoryNeeds {
     /// Bytes of the prefill backend's workspace, as its workspace query gives them.
     pub prefill_workspace: u64,
     /// The needs of the indexers of sparse attention, if the engine uses them.
-    pub indexer: Option<IndexNeeds>,
+    pub(crate) indexer: Option<IndexNeeds>,
     /// The alignment of regions: each starts at a multiple of this, a power of two.
     pub alignment: u64,
 }
@@ -141,8 +141,21 @@ impl MemoryNeeds {
         with_step_bytes(step_bytes: u64);
         with_decode_workspace(decode_workspace: u64);
         with_prefill_workspace(prefill_workspace: u64);
-        with_indexer(indexer: Option<IndexNeeds>);
         with_alignment(alignment: u64);
+    }
+
+    /// The same with `layers` indexers of these extents, on the layers' pages and for steps within
+    /// `limits`; see [`ModelConfig::indexers`](crate::model::ModelConfig::indexers).
+    ///
+    /// # Errors
+    ///
+    /// If a limit is out of range.
+    pub fn with_indexer(self, dims: IndexDims, limits: &StepLimits, layers: u32) -> Result<Self> {
+        let needs = IndexNeeds::of(dims, limits, self.page_size)?;
+        Ok(Self {
+            indexer: Some(IndexNeeds { layers, ..needs }),
+            ..self
+        })
     }
 
     /// The widths of a problem, for one layer, an empty cache and steps without tokens, with
@@ -152,7 +165,7 @@ impl MemoryNeeds {
     /// # Errors
     ///
     /// If the cache format cannot hold rows of these dimensions.
-    pub fn of(problem: &Problem) -> Result<Self, PlanError> {
+    pub fn of(problem: &Problem) -> Result<Self> {
         let Problem {
             dims,
             heads,
@@ -162,7 +175,7 @@ impl MemoryNeeds {
             ..
         } = *problem;
         if !kv_format.holds(dims) {
-            return Err(PlanError::invalid(
+            return Err(Error::argument(
                 "kv_lora_rank",
                 dims.latent,
                 format!(
@@ -176,7 +189,7 @@ impl MemoryNeeds {
             false => (kv_format.pitch(dims), 0),
         };
         let counted = |bytes: usize| {
-            u32::try_from(bytes).map_err(|_| PlanError::Overflow {
+            u32::try_from(bytes).map_err(|_| Error::Overflow {
                 quantity: "the bytes of a cache row",
                 limit: u32::MAX.into(),
             })
@@ -213,7 +226,7 @@ impl MemoryNeeds {
     ///
     /// If the problem has a [fault](Problem::fault), a limit is out of range, or as
     /// [`of`](Self::of).
-    pub fn of_steps(problem: &Problem, limits: &StepLimits) -> crate::Result<Self> {
+    pub fn of_steps(problem: &Problem, limits: &StepLimits) -> Result<Self> {
         if let Some(fault) = problem.fault() {
             return Err(fault.into());
         }
@@ -247,7 +260,7 @@ impl MemoryNeeds {
 /// The allocation that a region lies in.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Allocation {
+enum Allocation {
     /// The cache, which lives as long as the engine's requests.
     Cache,
     /// The workspace, whose contents last for one layer of one step.
@@ -330,8 +343,8 @@ regions! {
 pub struct Region {
     /// The name.
     pub name: RegionName,
-    /// The allocation it lies in.
-    pub allocation: Allocation,
+    /// The allocation it lies in, which JSON names.
+    allocation: Allocation,
     /// The shape, outermost first.
     pub shape: Vec<u64>,
     /// Bytes of an element.
@@ -388,7 +401,7 @@ impl MemoryPlan {
 /// If a dimension or size that must be positive is zero, the alignment is no power of two, there
 /// are more than [`MAX_PAGES`] pages, or a size
 /// exceeds 64 bits.
-pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan, PlanError> {
+pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan> {
     check(needs)?;
     let mut regions = Regions {
         alignment: needs.alignment,
@@ -429,11 +442,11 @@ pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan, PlanError> {
         ]
         .iter()
         .try_fold(cache_bytes, |sum, &bytes| sum.checked_add(bytes))
-        .ok_or(PlanError::overflow("the size of all allocations"))?,
+        .ok_or(Error::overflow("the size of all allocations"))?,
     })
 }
 
-fn add_caches(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanError> {
+fn add_caches(needs: &MemoryNeeds, regions: &mut Regions) -> Result<()> {
     let [layers, page, row] = [needs.layers, needs.page_size, needs.row_bytes].map(u64::from);
     regions.add(RegionName::KvCache, &[layers, needs.pages, page, row], 1)?;
     let rope = u64::from(needs.rope_bytes);
@@ -451,7 +464,7 @@ fn add_caches(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanErro
     Ok(())
 }
 
-fn add_absorbed(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanError> {
+fn add_absorbed(needs: &MemoryNeeds, regions: &mut Regions) -> Result<()> {
     let (dims, bytes) = (needs.dims, needs.element_bytes);
     // 64 bits from here on: sums of 32-bit widths do not overflow.
     let [latent, rope] = [dims.latent, dims.head.rope].map(u64::from);
@@ -467,7 +480,7 @@ fn add_absorbed(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanEr
     Ok(())
 }
 
-fn add_expanded(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanError> {
+fn add_expanded(needs: &MemoryNeeds, regions: &mut Regions) -> Result<()> {
     let (dims, bytes) = (needs.dims, needs.element_bytes);
     let [latent, nope, rope, v] =
         [dims.latent, dims.head.nope, dims.head.rope, dims.head.v].map(u64::from);
@@ -495,7 +508,7 @@ fn add_expanded(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanEr
     Ok(())
 }
 
-fn add_packed(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanError> {
+fn add_packed(needs: &MemoryNeeds, regions: &mut Regions) -> Result<()> {
     let (dims, bytes) = (needs.dims, needs.element_bytes);
     let [latent, nope, rope, v] =
         [dims.latent, dims.head.nope, dims.head.rope, dims.head.v].map(u64::from);
@@ -511,11 +524,7 @@ fn add_packed(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanErro
     regions.add(RegionName::PackedLse, &[heads, tokens], LSE_BYTES)
 }
 
-fn add_indexer(
-    needs: &MemoryNeeds,
-    index: &IndexNeeds,
-    regions: &mut Regions,
-) -> Result<(), PlanError> {
+fn add_indexer(needs: &MemoryNeeds, index: &IndexNeeds, regions: &mut Regions) -> Result<()> {
     let [rows, columns, tokens] = [index.rows, index.columns, index.tokens].map(u64::from);
     let dims = index.dims;
     let [heads, width, topk] = [dims.heads, dims.width, dims.list_width()].map(u64::from);
@@ -527,7 +536,7 @@ fn add_indexer(
     regions.add(RegionName::SlotLists, &[tokens, topk], 4)
 }
 
-fn check(needs: &MemoryNeeds) -> Result<(), PlanError> {
+fn check(needs: &MemoryNeeds) -> Result<()> {
     let MlaDims { latent, head } = needs.dims;
     for (field, value) in [
         ("kv_lora_rank", latent),
@@ -540,11 +549,11 @@ fn check(needs: &MemoryNeeds) -> Result<(), PlanError> {
         ("layers", needs.layers),
     ] {
         if value == 0 {
-            return Err(PlanError::invalid(field, 0, "at least 1"));
+            return Err(Error::argument(field, 0, "at least 1"));
         }
     }
     if !needs.alignment.is_power_of_two() {
-        return Err(PlanError::invalid(
+        return Err(Error::argument(
             "alignment",
             needs.alignment,
             "a power of two",
@@ -552,7 +561,7 @@ fn check(needs: &MemoryNeeds) -> Result<(), PlanError> {
     }
     if needs.pages > MAX_PAGES {
         let accepted = format!("at most {MAX_PAGES}");
-        return Err(PlanError::invalid("pages", needs.pages, accepted));
+        return Err(Error::argument("pages", needs.pages, accepted));
     }
     Ok(())
 }
@@ -566,12 +575,7 @@ struct Regions {
 }
 
 impl Regions {
-    fn add(
-        &mut self,
-        name: RegionName,
-        shape: &[u64],
-        element_bytes: u32,
-    ) -> Result<(), PlanError> {
+    fn add(&mut self, name: RegionName, shape: &[u64], element_bytes: u32) -> Result<()> {
         // A zero among the factors makes the product zero, however large the others are.
         if shape.contains(&0) {
             return Ok(());
@@ -585,7 +589,7 @@ impl Regions {
                 let offset = self.end.checked_next_multiple_of(self.alignment)?;
                 Some((bytes, offset, offset.checked_add(bytes)?))
             })
-            .ok_or(PlanError::overflow(name.as_str()))?;
+            .ok_or(Error::overflow(name.as_str()))?;
         self.done.push(Region {
             name,
             allocation: name.allocation(),
@@ -599,10 +603,10 @@ impl Regions {
     }
 
     /// Closes the allocation under way; its size.
-    fn finish(&mut self) -> Result<u64, PlanError> {
+    fn finish(&mut self) -> Result<u64> {
         std::mem::take(&mut self.end)
             .checked_next_multiple_of(self.alignment)
-            .ok_or(PlanError::overflow("the size of an allocation"))
+            .ok_or(Error::overflow("the size of an allocation"))
     }
 }
 
@@ -612,10 +616,10 @@ impl Regions {
 /// # Errors
 ///
 /// If not even the smallest budget fits, or as [`plan`].
-pub fn max_rows(needs: &MemoryNeeds, bytes: u64) -> Result<u32, PlanError> {
+pub fn max_rows(needs: &MemoryNeeds, bytes: u64) -> Result<u32> {
     check(needs)?;
     let align = needs.parallel.alignment(needs.page_size)?;
-    let align = u32::try_from(align).map_err(|_| PlanError::Overflow {
+    let align = u32::try_from(align).map_err(|_| Error::Overflow {
         quantity: "the alignment lcm(page, N·I)",
         limit: u32::MAX.into(),
     })?;
@@ -638,7 +642,7 @@ pub fn max_rows(needs: &MemoryNeeds, bytes: u64) -> Result<u32, PlanError> {
 /// # Errors
 ///
 /// If not even one page fits, or as [`plan`].
-pub fn max_pages(needs: &MemoryNeeds, bytes: u64) -> Result<u64, PlanError> {
+pub fn max_pages(needs: &MemoryNeeds, bytes: u64) -> Result<u64> {
     largest(
         MAX_PAGES,
         bytes,
@@ -653,11 +657,11 @@ fn largest(
     limit: u64,
     bytes: u64,
     smallest: String,
-    plan: impl Fn(u64) -> Result<MemoryPlan, PlanError>,
-) -> Result<u64, PlanError> {
+    plan: impl Fn(u64) -> Result<MemoryPlan>,
+) -> Result<u64> {
     let needed = plan(1)?.total_bytes;
     if needed > bytes {
-        return Err(PlanError::DoesNotFit {
+        return Err(Error::DoesNotFit {
             given: bytes,
             needed,
             smallest,
@@ -682,9 +686,8 @@ fn largest(
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::index::IndexLimits;
     use super::*;
-    use crate::model::{DType, HeadDims, IndexDims, KvFormat};
+    use crate::model::{DType, HeadDims, KvFormat};
     use crate::spec::{Feature, FeatureSet};
 
     /// DeepSeek-V3 on one of eight devices, bf16.
@@ -709,28 +712,13 @@ mod tests {
     #[test]
     fn indexers_add_their_caches_and_their_scratch() {
         // GLM-5.2: 21 of 78 layers have an index cache. 2048 pages of 64 are 131072 tokens.
-        let limits = IndexLimits::new(StepLimits {
-            requests: 64,
-            tokens: 4096,
-            decode_query_len: 4096,
-            pages_per_request: 2048,
-            context_rows: 0,
-            call_rows: 0,
-        });
+        let limits = StepLimits::new(64, 4096, 2048).with_decode_query_len(4096);
         let index = IndexNeeds::of(IndexDims::GLM_5, &limits, 64).unwrap();
         // 256 MiB of rows of 512 KiB.
         assert_eq!((index.rows, index.columns), (512, 131_072));
-        let plan = plan(&MemoryNeeds {
-            layers: 78,
-            indexer: Some(IndexNeeds {
-                layers: 21,
-                ..index
-            }),
-            rows: 0,
-            expanded_tokens: 0,
-            ..needs()
-        })
-        .unwrap();
+        let layers = needs().with_layers(78).with_rows(0).with_expanded_tokens(0);
+        let needs = layers.with_indexer(IndexDims::GLM_5, &limits, 21).unwrap();
+        let plan = plan(&needs).unwrap();
         let cache = plan.cache_bytes;
         assert_eq!(cache, 78 * 1000 * 64 * 1152 + 21 * 1000 * 8448);
         let scratch: Vec<_> = table(&plan).split_off(4);

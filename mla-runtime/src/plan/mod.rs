@@ -13,7 +13,7 @@
 //! absorbed path is the cheaper one. [`parallel`] tells which rank holds which token when the
 //! cache is spread over several devices.
 //!
-//! All arithmetic is checked: a quantity that does not fit is a [`PlanError`], never a panic or a
+//! All arithmetic is checked: a quantity that does not fit is an [error](crate::Error), never a panic or a
 //! wrapped number.
 
 pub mod context;
@@ -25,8 +25,6 @@ pub mod parallel;
 pub mod slots;
 pub mod split;
 pub mod workspace;
-
-pub use crate::PlanError;
 
 /// The least common multiple of two positive numbers, or `None` if it exceeds 64 bits.
 const fn lcm(a: u64, b: u64) -> Option<u64> {

@@ -10,7 +10,8 @@
 //!
 //! Each rank numbers the tokens it holds from zero, without gaps: its local positions.
 
-use super::{PlanError, lcm};
+use super::lcm;
+use crate::{Error, Result};
 
 /// The deal of a request's tokens to ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -36,13 +37,13 @@ impl ContextParallel {
     /// # Errors
     ///
     /// If `world` is not within 1 to [`Self::MAX_WORLD`], or `interleave` is zero.
-    pub fn new(world: u32, interleave: u32) -> Result<Self, PlanError> {
+    pub fn new(world: u32, interleave: u32) -> Result<Self> {
         if !(1..=Self::MAX_WORLD).contains(&world) {
             let accepted = format!("1 to {}", Self::MAX_WORLD);
-            return Err(PlanError::invalid("world", world, accepted));
+            return Err(Error::argument("world", world, accepted));
         }
         if interleave == 0 {
-            return Err(PlanError::invalid("interleave", 0, "at least 1"));
+            return Err(Error::argument("interleave", 0, "at least 1"));
         }
         if world == 1 {
             return Ok(Self::SINGLE);
@@ -71,11 +72,11 @@ impl ContextParallel {
     /// # Errors
     ///
     /// If `page` is zero or the result exceeds 64 bits.
-    pub fn alignment(self, page: u32) -> Result<u64, PlanError> {
+    pub fn alignment(self, page: u32) -> Result<u64> {
         if page == 0 {
-            return Err(PlanError::invalid("align", 0, "at least 1"));
+            return Err(Error::argument("align", 0, "at least 1"));
         }
-        lcm(page.into(), self.period()).ok_or(PlanError::overflow("the alignment lcm(page, N·I)"))
+        lcm(page.into(), self.period()).ok_or(Error::overflow("the alignment lcm(page, N·I)"))
     }
 
     /// The rank that holds the token at this position: (i / I) mod N.
@@ -95,13 +96,13 @@ impl ContextParallel {
     /// # Errors
     ///
     /// If there is no such rank, or the position exceeds 64 bits.
-    pub fn global_position(self, rank: u32, local: u64) -> Result<u64, PlanError> {
+    pub fn global_position(self, rank: u32, local: u64) -> Result<u64> {
         self.check_rank(rank)?;
         let interleave = u64::from(self.interleave);
         (local / interleave)
             .checked_mul(self.period())
             .and_then(|start| start.checked_add(u64::from(rank) * interleave + local % interleave))
-            .ok_or(PlanError::overflow("the global position"))
+            .ok_or(Error::overflow("the global position"))
     }
 
     /// Counts the tokens that a rank holds of a request's first `len`: ⌊len / (N·I)⌋·I + clamp(len
@@ -110,7 +111,7 @@ impl ContextParallel {
     /// # Errors
     ///
     /// If there is no such rank.
-    pub fn local_len(self, len: u32, rank: u32) -> Result<u32, PlanError> {
+    pub fn local_len(self, len: u32, rank: u32) -> Result<u32> {
         self.check_rank(rank)?;
         Ok(self.local_len_of(len, rank))
     }
@@ -136,12 +137,12 @@ impl ContextParallel {
         (len / self.period() * interleave + rest) as u32
     }
 
-    fn check_rank(self, rank: u32) -> Result<(), PlanError> {
+    fn check_rank(self, rank: u32) -> Result<()> {
         if rank < self.world {
             return Ok(());
         }
         let accepted = format!("0 to {}", self.world - 1);
-        Err(PlanError::invalid("rank", rank, accepted))
+        Err(Error::argument("rank", rank, accepted))
     }
 }
 

@@ -15,10 +15,10 @@
 
 use std::fmt;
 
-use super::PlanError;
 use super::parallel::ContextParallel;
 use crate::batch::Request;
 use crate::room::with_room;
+use crate::{Error, Result};
 
 /// The slot of a token that is not written.
 pub const SKIPPED: i64 = -1;
@@ -77,15 +77,15 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
     /// # Errors
     ///
     /// If `max_pages` or `page_size` is zero, or `pages` is not a whole number of rows.
-    pub fn new(pages: &'a [T], max_pages: usize, page_size: u32) -> Result<Self, PlanError> {
+    pub fn new(pages: &'a [T], max_pages: usize, page_size: u32) -> Result<Self> {
         if max_pages == 0 {
-            return Err(PlanError::invalid("max_pages", 0, "at least 1"));
+            return Err(Error::argument("max_pages", 0, "at least 1"));
         }
         if page_size == 0 {
-            return Err(PlanError::invalid("page_size", 0, "at least 1"));
+            return Err(Error::argument("page_size", 0, "at least 1"));
         }
         if !pages.len().is_multiple_of(max_pages) {
-            return Err(PlanError::invalid(
+            return Err(Error::argument(
                 "block_table",
                 format!("{} entries", pages.len()),
                 format!("rows of max_pages = {max_pages} entries"),
@@ -124,10 +124,10 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
     ///
     /// If there is no such request, its row is too short for the position, or the entry there is
     /// no page.
-    pub fn slot(&self, request: usize, position: u64) -> Result<i64, PlanError> {
+    pub fn slot(&self, request: usize, position: u64) -> Result<i64> {
         if request >= self.requests() {
             let accepted = format!("less than the {} rows of the block table", self.requests());
-            return Err(PlanError::invalid("request", request, accepted));
+            return Err(Error::argument("request", request, accepted));
         }
         let (page, offset) = (
             position / u64::from(self.page_size),
@@ -137,7 +137,7 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
             .ok()
             .filter(|&index| index < self.max_pages)
             .ok_or_else(|| {
-                PlanError::invalid(
+                Error::argument(
                     format!("the position of a token of request {request}"),
                     position,
                     format!(
@@ -149,7 +149,7 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
         let entry = self.pages[request * self.max_pages + index];
         let page = entry.to_page().map_err(|accepted| {
             let field = format!("block_table[{request}][{index}]");
-            PlanError::invalid(field, entry, accepted)
+            Error::argument(field, entry, accepted)
         })?;
         // Below 2³¹·2³², so far within 64 bits.
         Ok(i64::from(page) * i64::from(self.page_size) + offset as i64)
@@ -168,10 +168,10 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
         position: u64,
         parallel: ContextParallel,
         rank: u32,
-    ) -> Result<i64, PlanError> {
+    ) -> Result<i64> {
         if rank >= parallel.world() {
             let accepted = format!("0 to {}", parallel.world() - 1);
-            return Err(PlanError::invalid("rank", rank, accepted));
+            return Err(Error::argument("rank", rank, accepted));
         }
         if parallel.rank_of(position) == rank {
             self.slot(request, parallel.local_position(position))
@@ -187,7 +187,7 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
     ///
     /// If there are more requests than rows, a request has fewer tokens in all than new ones, or
     /// the host lacks memory; and the errors of [`Self::slot`].
-    pub fn new_token_slots(&self, requests: &[Request]) -> Result<Vec<i64>, PlanError> {
+    pub fn new_token_slots(&self, requests: &[Request]) -> Result<Vec<i64>> {
         self.new_token_slots_on(requests, ContextParallel::SINGLE, 0)
     }
 
@@ -202,7 +202,7 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
         requests: &[Request],
         parallel: ContextParallel,
         rank: u32,
-    ) -> Result<Vec<i64>, PlanError> {
+    ) -> Result<Vec<i64>> {
         let new_tokens: u64 = requests.iter().map(|request| u64::from(request.q)).sum();
         let mut slots = with_room(usize::try_from(new_tokens).unwrap_or(usize::MAX))?;
         for (index, request) in requests.iter().enumerate() {
@@ -211,7 +211,7 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
                 continue;
             }
             let start = request.kv.checked_sub(request.q).ok_or_else(|| {
-                PlanError::invalid(
+                Error::argument(
                     format!("requests[{index}].kv"),
                     request.kv,
                     format!("at least its {} new tokens", request.q),
@@ -230,10 +230,7 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
     /// # Errors
     ///
     /// Same as [`Self::slot`].
-    pub fn slots_of(
-        &self,
-        tokens: impl IntoIterator<Item = (i32, i64)>,
-    ) -> Result<Vec<i64>, PlanError> {
+    pub fn slots_of(&self, tokens: impl IntoIterator<Item = (i32, i64)>) -> Result<Vec<i64>> {
         tokens
             .into_iter()
             .map(

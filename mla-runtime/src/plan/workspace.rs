@@ -1,7 +1,7 @@
 //! Row budgets of the context workspace.
 
-use super::PlanError;
 use super::parallel::ContextParallel;
+use crate::{Error, Result};
 
 /// The number of rows above which a larger workspace no longer pays: at 64 Ki rows the expanded
 /// keys and values of DeepSeek-V3 (128 heads, bf16) take about 5 GiB, and a chunk is long enough
@@ -27,14 +27,14 @@ pub fn row_budget(
     max_requests: u32,
     page: u32,
     parallel: ContextParallel,
-) -> Result<u32, PlanError> {
+) -> Result<u32> {
     for (field, value) in [
         ("max_len", max_len),
         ("max_requests", max_requests),
         ("page", page),
     ] {
         if value == 0 {
-            return Err(PlanError::invalid(field, 0, "at least 1"));
+            return Err(Error::argument(field, 0, "at least 1"));
         }
     }
     let by_length = 8 * u64::from(max_len);
@@ -45,7 +45,7 @@ pub fn row_budget(
         .min(MAX_ROWS)
         .checked_next_multiple_of(parallel.alignment(page)?)
         .and_then(|rows| u32::try_from(rows).ok())
-        .ok_or(PlanError::Overflow {
+        .ok_or(Error::Overflow {
             quantity: "the row budget",
             limit: u32::MAX.into(),
         })

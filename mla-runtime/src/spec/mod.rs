@@ -20,8 +20,8 @@ pub use capability::{Capability, Platform, Target};
 pub use feature::{Feature, FeatureSet};
 pub use kernels::Run;
 pub use problem::Problem;
-pub(crate) use reason::Accepted;
-pub use reason::{Field, Given, Reason, Reasons};
+pub(crate) use reason::{Accepted, Field, Given};
+pub use reason::{Reason, Reasons};
 // The attribute writes them: a backend's spec, and the facts of its kernels.
 #[doc(hidden)]
 pub use family::CompiledFamily;

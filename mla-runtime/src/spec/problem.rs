@@ -4,6 +4,7 @@ use super::support::{CacheDims, GraphSupport, QueryLen};
 use crate::model::{DType, HeadDims, KvFormat, MAX_DIM, MlaDims};
 use crate::setters::setters;
 use crate::spec::{Accepted, Feature, FeatureSet, Field, Given, Reason};
+use crate::{Error, Result};
 
 /// Kernels count tokens in 32 signed bits.
 const MAX_PAGE_SIZE: u32 = i32::MAX as u32;
@@ -78,6 +79,40 @@ impl Problem {
     /// Returns true if the cache has two tensors.
     pub const fn has_split_cache(&self) -> bool {
         self.features.contains(Feature::SplitCache)
+    }
+
+    /// Refuses to use what was made for this problem for another one, because its memory has another
+    /// size; `field` is what was made. A backend whose own safety depends on these sizes keeps the
+    /// problem in its state.
+    ///
+    /// ```
+    /// use mla_runtime::model::{DType, MlaDims};
+    /// use mla_runtime::spec::Problem;
+    ///
+    /// let made_for = Problem::new(MlaDims::R1, 16, DType::BF16);
+    /// made_for.check_same("state", &made_for)?;
+    /// assert_eq!(
+    ///     made_for.check_same("state", &made_for.with_heads(128)).unwrap_err().to_string(),
+    ///     "state: given one for heads = 16, accepted one for heads = 128, as the layer has it"
+    /// );
+    /// # Ok::<(), mla_runtime::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The first field that differs.
+    pub fn check_same(&self, field: &'static str, theirs: &Self) -> Result<()> {
+        match self == theirs {
+            true => Ok(()),
+            false => Err(self.refused(field, theirs)),
+        }
+    }
+
+    #[cold]
+    fn refused(&self, field: &'static str, theirs: &Self) -> Error {
+        let (name, values) = self.difference(theirs).unwrap_or_default();
+        let [given, accepted] = values.map(|value| format!("one for {name} = {value}"));
+        Error::argument(field, given, accepted + ", as the layer has it")
     }
 
     /// The first field in which another problem differs: its name, and both values.

@@ -12,9 +12,8 @@ use crate::spec::{Capability, CapabilityMatch, Cause, Feature, FeatureSet, Platf
 use crate::text::{self, Text};
 
 /// The subject of a reason.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-#[non_exhaustive]
-pub enum Field {
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Field {
     /// The kind of device.
     Platform,
     /// The compute capability.
@@ -48,8 +47,7 @@ pub enum Field {
 }
 
 impl Field {
-    /// The name used in JSON.
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Platform => "platform",
             Self::Capability => "capability",
@@ -70,16 +68,9 @@ impl Field {
     }
 }
 
-impl fmt::Display for Field {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// The value that the problem has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum Given {
+pub(crate) enum Given {
     /// A kind of device.
     Platform(Platform),
     /// A compute capability, or none if it is unknown.
@@ -137,8 +128,7 @@ text::display!(Given, Accepted, Reason, Reasons);
 
 /// The values that the backend would have taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum Accepted {
+pub(crate) enum Accepted {
     /// A kind of device.
     Platform(Platform),
     /// Sets of capabilities.
@@ -212,18 +202,39 @@ impl Accepted {
     }
 }
 
-/// One thing that speaks against a backend.
+/// One thing that speaks against a backend: a field, what was given, and what is accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reason {
-    /// The subject.
-    pub field: Field,
-    /// The value that the problem has.
-    pub given: Given,
-    /// The values that the backend would have taken.
-    pub accepted: Accepted,
+    pub(crate) field: Field,
+    pub(crate) given: Given,
+    pub(crate) accepted: Accepted,
 }
 
 impl Reason {
+    /// The subject, as JSON names it: a field of the problem, `platform`, `capability`, or
+    /// `availability` if the backend cannot run at all.
+    pub const fn field(&self) -> &'static str {
+        self.field.name()
+    }
+
+    /// The value that the problem has.
+    pub fn given(&self) -> impl fmt::Display {
+        self.given
+    }
+
+    /// The values that the backend would have taken.
+    pub fn accepted(&self) -> impl fmt::Display {
+        self.accepted
+    }
+
+    /// The cause, if the backend cannot run at all.
+    pub const fn cause(&self) -> Option<Cause> {
+        match self.given {
+            Given::Cause(cause) => Some(cause),
+            _ => None,
+        }
+    }
+
     pub(crate) const fn write(self, text: &mut Text<'_>) {
         if let Given::Cause(cause) = self.given {
             cause.write(text);
@@ -316,7 +327,7 @@ impl Reasons {
         }
     }
 
-    /// The reasons, in the order of [`Field`].
+    /// The reasons, in the order in which they were found.
     pub fn iter(&self) -> impl Iterator<Item = Reason> + '_ {
         self.items[..self.len].iter().filter_map(|reason| *reason)
     }

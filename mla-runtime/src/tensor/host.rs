@@ -2,11 +2,11 @@
 //! one element at a time, whatever the dtype and the alignment. For backends that are to be simple,
 //! and for tests.
 
+use bytemuck::Pod;
+
 use crate::Result;
 use crate::model::{DType, Element};
-use crate::tensor::{
-    ArrayRef, Layout, LseLayout, LseMut, LseRef, Memory, Scalar, TensorMut, TensorRef,
-};
+use crate::tensor::{ArrayRef, Layout, LseLayout, LseMut, LseRef, Memory, TensorMut, TensorRef};
 
 /// Memory whose bytes are slices.
 pub trait HostMemory: for<'a> Memory<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mut [u8]> {}
@@ -87,7 +87,7 @@ impl<'a, D: HostMemory> TensorMut<'a, D> {
     }
 }
 
-impl<'a, D: HostMemory, T: Scalar> ArrayRef<'a, D, T> {
+impl<'a, D: HostMemory, T: Pod> ArrayRef<'a, D, T> {
     /// The whole slice. Nothing is copied.
     pub fn from_slice(slice: &'a [T]) -> Self {
         match Self::new(bytemuck::cast_slice(slice), slice.len()) {
@@ -184,7 +184,7 @@ impl<D: HostMemory> TensorMut<'_, D> {
     }
 }
 
-impl<D: HostMemory, T: Scalar> ArrayRef<'_, D, T> {
+impl<D: HostMemory, T: Pod> ArrayRef<'_, D, T> {
     /// One element.
     ///
     /// # Panics

@@ -12,6 +12,6 @@ pub use host::HostMemory;
 pub use lse::{Base2TokensFirst, LseConvention, LseLayout, LseMut, LseRef, Natural};
 pub use memory::Memory;
 pub(crate) use rotary::check_positions;
-pub use rotary::{Rotary, RotaryQuery, RotaryTables, Rotation};
+pub use rotary::{Rotary, RotaryQuery, RotaryTables};
 pub(crate) use view::check_alignment;
-pub use view::{ArrayRef, Layout, Scalar, TensorMut, TensorRef};
+pub use view::{ArrayRef, Layout, TensorMut, TensorRef};

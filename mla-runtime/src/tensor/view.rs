@@ -5,8 +5,11 @@
 //! `[batch, rows, columns]` for products. Strides count elements. A view is checked once, when it
 //! is made: every index within its shape lies within its bytes.
 
+use std::any::type_name;
 use std::fmt;
 use std::marker::PhantomData;
+
+use bytemuck::Pod;
 
 use crate::model::DType;
 use crate::tensor::Memory;
@@ -464,59 +467,42 @@ fn narrowed(
     Ok((part, offset * layout.dtype.bytes()))
 }
 
-/// The element of an [`ArrayRef`]: an index, a length or a score.
-pub trait Scalar: bytemuck::Pod + Send + Sync + 'static {
-    /// The name in error messages.
-    const NAME: &'static str;
-}
-
-impl Scalar for i32 {
-    const NAME: &'static str = "i32";
-}
-
-impl Scalar for i64 {
-    const NAME: &'static str = "i64";
-}
-
-impl Scalar for f32 {
-    const NAME: &'static str = "f32";
-}
-
 /// A list of indices, lengths or scores in a device's memory, contiguous.
-pub struct ArrayRef<'a, D: Memory, T: Scalar> {
+pub struct ArrayRef<'a, D: Memory, T: Pod> {
     bytes: D::Bytes<'a>,
     len: usize,
-    element: PhantomData<T>,
+    element: PhantomData<fn() -> T>,
 }
 
-impl<D: Memory, T: Scalar> Clone for ArrayRef<'_, D, T> {
+impl<D: Memory, T: Pod> Clone for ArrayRef<'_, D, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<D: Memory, T: Scalar> Copy for ArrayRef<'_, D, T> {}
+impl<D: Memory, T: Pod> Copy for ArrayRef<'_, D, T> {}
 
-impl<D: Memory, T: Scalar> fmt::Debug for ArrayRef<'_, D, T> {
+impl<D: Memory, T: Pod> fmt::Debug for ArrayRef<'_, D, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ArrayRef([{}; {}])", T::NAME, self.len)
+        write!(f, "ArrayRef([{}; {}])", type_name::<T>(), self.len)
     }
 }
 
-impl<'a, D: Memory, T: Scalar> ArrayRef<'a, D, T> {
+impl<'a, D: Memory, T: Pod> ArrayRef<'a, D, T> {
     /// The first `len` elements of `bytes`.
     ///
     /// # Errors
     ///
     /// If `bytes` holds fewer, or begins where no element may.
     pub fn new(bytes: D::Bytes<'a>, len: usize) -> Result<Self> {
-        check_alignment::<D>(bytes, size_of::<T>())?;
+        const { assert!(size_of::<T>() > 0, "an element has a size") };
+        check_alignment::<D>(bytes, align_of::<T>())?;
         let available = D::byte_len(bytes) / size_of::<T>();
         if len > available {
             return Err(Error::argument(
                 "array length",
                 len,
-                format!("at most {available} elements of {}", T::NAME),
+                format!("at most {available} elements of {}", type_name::<T>()),
             ));
         }
         Ok(Self {

@@ -1,5 +1,6 @@
 //! The operations of a device that hands them to the processor's, and the same views for both.
 
+use bytemuck::Pod;
 use mla_cpu::Cpu;
 pub(crate) use mla_runtime::Result;
 pub(crate) use mla_runtime::backend::{
@@ -8,7 +9,7 @@ pub(crate) use mla_runtime::backend::{
 pub(crate) use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
 pub(crate) use mla_runtime::tensor::{
     ArrayRef, BlockTable, CacheMut, CacheRef, HostMemory, LseConvention, LseMut, LseRef, Rotary,
-    RotaryQuery, Scalar, TensorMut, TensorRef,
+    RotaryQuery, TensorMut, TensorRef,
 };
 
 /// A view of the same memory as the processor's device sees it.
@@ -45,7 +46,7 @@ views! {
         let layout = *tensor.layout();
         TensorMut::new(tensor.into_bytes(), layout)
     };
-    ArrayRef[T: Scalar], |array| ArrayRef::new(array.bytes(), array.len());
+    ArrayRef[T: Pod], |array| ArrayRef::new(array.bytes(), array.len());
     BlockTable, |table| {
         BlockTable::new(table.entries().on_cpu()?, table.requests(), table.max_pages())
     };
@@ -107,7 +108,8 @@ macro_rules! borrowed {
 borrowed! {
     Rotary, |rotary: &'s Rotary<'_, D>| {
         let tables = [rotary.cos.shorten().on_cpu()?, rotary.sin.shorten().on_cpu()?];
-        Ok(Rotary::new(rotary.positions.shorten().on_cpu()?, tables, rotary.style))
+        let positions = rotary.positions.as_ref().map(|positions| positions.shorten().on_cpu());
+        Ok(Rotary::new(positions.transpose()?, tables, rotary.style))
     };
     Output, |out: &'s mut Output<'_, D>| Ok(match out {
         Output::Plain(to) => Output::Plain(to.reborrow().on_cpu()?),

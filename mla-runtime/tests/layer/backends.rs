@@ -140,7 +140,7 @@ impl<const PACKED: bool> PrefillBackend for Demanding<PACKED> {
         state: &mut Self::State,
         metadata: &Self::Metadata,
     ) -> Result<()> {
-        let index = call.chunk.map_or(metadata.len() - 1, |chunk| chunk.index);
+        let index = call.chunk.map_or(metadata.len() - 1, |(index, _)| index);
         let sizes = (call.query.shape()[0], call.values.shape()[0]);
         assert_eq!(sizes, metadata[index]);
         // SAFETY: the caller keeps to the same contract.

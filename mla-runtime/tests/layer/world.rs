@@ -12,7 +12,7 @@ use mla_runtime::device::Device;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, QueryScaling};
 use mla_runtime::plan::slots::HostIndex;
-use mla_runtime::plan::split::split_by;
+use mla_runtime::plan::split;
 use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
 use mla_runtime::tensor::{
     ArrayRef, CacheLayout, CacheMut, CacheRef, Layout, LseLayout, LseMut, Memory, TensorMut,
@@ -336,7 +336,7 @@ impl World {
             true => threshold,
             false => u32::MAX,
         };
-        let order = split_by(&case.requests, threshold, uniform).unwrap().order;
+        let order = split::order(&case.requests, threshold, uniform).unwrap();
         let requests: Vec<Request> = order.iter().map(|&at| case.requests[at]).collect();
 
         let page = case.page_size;

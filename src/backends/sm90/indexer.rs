@@ -1,9 +1,7 @@
 //! The lightning indexer on Hopper GPUs: `docs/kernels/indexer.md`.
 
 use mla_runtime::device::CacheRows;
-use mla_runtime::indexer::{
-    IndexCacheRef, IndexDevice, IndexKeys, IndexQueriesMut, IndexQueryInput, IndexRows,
-};
+use mla_runtime::indexer::{IndexCacheRef, IndexDevice, IndexKeys, IndexQueries, IndexRows};
 use mla_runtime::model::{IndexDims, IndexerConfig};
 use mla_runtime::tensor::{Memory as _, Rotary, RotaryQuery, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
@@ -35,14 +33,12 @@ impl IndexDevice for Cuda {
         rows: CacheRows<'_, Self>,
         query: Option<RotaryQuery<'_, Self>>,
         keys: IndexKeys<'_, Self>,
-        queries: Option<(IndexQueryInput<'_, Self>, IndexQueriesMut<'_, Self>)>,
+        queries: Option<IndexQueries<'_, Self>>,
     ) -> Result<()> {
         let keys = keys_params(self, config, keys)?;
         let rows = rows_params(self, rows, query)?;
-        let queries = match queries {
-            Some((from, to)) => Some(queries_params(self, config, from, to)?),
-            None => None,
-        };
+        let queries = queries.map(|queries| queries_params(self, config, queries));
+        let queries = queries.transpose()?;
         let given = queries
             .as_ref()
             .map_or(std::ptr::null(), std::ptr::from_ref);
@@ -61,10 +57,9 @@ impl IndexDevice for Cuda {
     fn quantise_index_queries(
         &self,
         config: &IndexerConfig,
-        from: IndexQueryInput<'_, Self>,
-        to: IndexQueriesMut<'_, Self>,
+        queries: IndexQueries<'_, Self>,
     ) -> Result<()> {
-        let params = queries_params(self, config, from, to)?;
+        let params = queries_params(self, config, queries)?;
         self.bind()?;
         // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree.
         unsafe {
@@ -229,23 +224,22 @@ fn keys_params(
 fn queries_params(
     device: &Cuda,
     config: &IndexerConfig,
-    from: IndexQueryInput<'_, Cuda>,
-    to: IndexQueriesMut<'_, Cuda>,
+    from: IndexQueries<'_, Cuda>,
 ) -> Result<raw::MlaIndexQueriesParams> {
-    let tokens = from.check(config, &to)?;
+    let tokens = from.check(config)?;
     unit_columns("index queries", from.queries.layout())?;
     unit_columns("index head weights", from.weights.layout())?;
     device.check_memory([
         ("index queries", from.queries.bytes()),
         ("index head weights", from.weights.bytes()),
-        ("quantised index queries", Cuda::freeze(&to.values)),
-        ("scaled head weights", to.weights.as_ref().bytes()),
+        ("quantised index queries", Cuda::freeze(&from.quantised)),
+        ("scaled head weights", from.scaled_weights.as_ref().bytes()),
     ])?;
     Ok(raw::MlaIndexQueriesParams {
         queries: from.queries.bytes().address() as *const _,
         head_weights: from.weights.bytes().address() as *const _,
-        values: to.values.address() as *mut _,
-        weights: to.weights.into_bytes().address() as *mut _,
+        values: from.quantised.address() as *mut _,
+        weights: from.scaled_weights.into_bytes().address() as *mut _,
         rotary: rotary(device, config, from.rotary.as_ref())?,
         query_token_stride: wide("index queries", from.queries.layout().strides[0])?,
         query_head_stride: wide("index queries", from.queries.layout().strides[1])?,
@@ -274,13 +268,14 @@ fn rotary(
     if config.dims.rope != ROPE {
         return Err(Error::argument("index rope", config.dims.rope, ROPE));
     }
+    let positions = rotary.positions()?;
     device.check_memory([
-        ("positions", rotary.positions.bytes()),
+        ("positions", positions.bytes()),
         ("cos", rotary.cos.bytes()),
         ("sin", rotary.sin.bytes()),
     ])?;
     let cos = rotary.cos.layout();
-    params.positions = rotary.positions.bytes().address() as *const _;
+    params.positions = positions.bytes().address() as *const _;
     params.cos = rotary.cos.bytes().address() as *const _;
     params.sin = rotary.sin.bytes().address() as *const _;
     params.table_stride = wide("cos", cos.strides[1])?;

@@ -8,7 +8,7 @@ use mla_runtime::device::Device;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
 use mla_runtime::model::{DType, KvFormat, MlaDims};
 use mla_runtime::plan::slots::SKIPPED;
-use mla_runtime::plan::split::split;
+use mla_runtime::plan::split;
 use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
 use mla_runtime::tensor::{
     ArrayRef, CacheLayout, Layout, LseLayout, LseMut, Memory, TensorMut, TensorRef,
@@ -125,9 +125,10 @@ impl Batch {
         let dims = case.dims;
         let all = case.requests.iter().map(|&(q, kv)| Request::new(q, kv));
         let (real, padding): (Vec<_>, Vec<_>) = all.partition(|request| request.kv >= request.q);
-        let order = split(&real, case.threshold, false).unwrap();
-        let mut requests: Vec<Request> = order.order.iter().map(|&at| real[at]).collect();
-        let at = order.short_extend.end;
+        let order = split::order(&real, |_| case.threshold, false).unwrap();
+        let mut requests: Vec<Request> = order.iter().map(|&at| real[at]).collect();
+        let is_absorbed = |request: &&Request| (1..=case.threshold).contains(&request.q);
+        let at = real.iter().filter(is_absorbed).count();
         requests.splice(at..at, padding);
 
         let page = case.page_size;

@@ -1,7 +1,7 @@
 //! Results that a captured step has to give, by any backends.
 
 use mla_kernels::Cuda;
-use mla_kernels::decode_graph::{DecodeGraphs, DecodeShape};
+use mla_kernels::decode_graph::{DecodeGraph, DecodeShape};
 use mla_runtime::backend::{DecodeStage, PrefillStage, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::layer::MlaLayer;
@@ -80,13 +80,14 @@ where
     let record =
         |workspace: &mut _, shape: DecodeShape| engine.forward(layer, workspace, shape.tokens());
     let mut graphs =
-        DecodeGraphs::capture(layer, &mut workspace, &sizes, query_len, MAX_LEN, record).unwrap();
-    assert!(graphs.for_requests(41).is_none());
+        DecodeGraph::capture_sizes(layer, &mut workspace, &sizes, query_len, MAX_LEN, record)
+            .unwrap();
+    assert!(DecodeGraph::for_requests(&mut graphs, 41).is_none());
     for (step, requests) in [40, 1, 3, 17, 24, 25, 2, 40, 4].into_iter().enumerate() {
         // The weights stay those of the capture.
         let mut batch = decodes(case, requests, query_len, step as u64);
         batch.weights.clone_from(&largest.weights);
-        let graph = graphs.for_requests(requests).unwrap();
+        let graph = DecodeGraph::for_requests(&mut graphs, requests).unwrap();
         let shape = graph.shape();
         let (tokens, all) = (batch.tokens(), shape.tokens());
         let at_once = padded(&batch, shape.requests, query_len);

@@ -4,7 +4,7 @@ use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{DecodeStage, PrefillStage};
 use mla_runtime::layer::{MlaLayer, UnrotatedCall};
 use mla_runtime::model::{DType, KvFormat, RotaryStyle};
-use mla_runtime::tensor::{ArrayRef, Layout, Memory, Rotation, TensorMut, TensorRef};
+use mla_runtime::tensor::{ArrayRef, Layout, Memory, Rotary, TensorMut, TensorRef};
 
 use super::batch::{Batch, Case, Engine, Outcome};
 use super::{GpuLayer, gpu_layer, prepared};
@@ -82,7 +82,8 @@ impl Tables {
         let mut engine = Engine::<P::Device>::new(device, batch).unwrap();
         let mut call = engine.call(batch.tokens()).unwrap();
         call.rotary = Some(
-            Rotation::new(
+            Rotary::new(
+                None,
                 [
                     TensorRef::new(P::Device::bytes(&cos), table).unwrap(),
                     TensorRef::new(P::Device::bytes(&sin), table).unwrap(),
@@ -117,7 +118,8 @@ impl Tables {
             TensorMut::new(query.bytes_mut(), view([tokens, heads, head.qk() as usize])).unwrap(),
             call.latent,
             TensorMut::new(rope.bytes_mut(), view([tokens, 1, head.rope as usize])).unwrap(),
-            Rotation::new(
+            Rotary::new(
+                None,
                 [
                     TensorRef::new(cos.bytes(), table).unwrap(),
                     TensorRef::new(sin.bytes(), table).unwrap(),
@@ -213,7 +215,7 @@ fn a_rotation_with_prefills_is_refused() {
     let positions = gpu.allocate(8 * batch.tokens()).unwrap();
     let mut call = engine.call(batch.tokens()).unwrap();
     call.rotary = Some(
-        Rotation::new([view, view], RotaryStyle::Halves)
+        Rotary::new(None, [view, view], RotaryStyle::Halves)
             .with_positions(ArrayRef::new(positions.bytes(), batch.tokens()).unwrap()),
     );
     let error = layer.forward(&mut workspace, call).unwrap_err().to_string();

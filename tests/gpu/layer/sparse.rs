@@ -8,12 +8,11 @@ use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, PrefillStage, StepLimits};
 use mla_runtime::device::Device;
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexCall, IndexDevice, IndexKeys, IndexLimits, Indexer,
-    IndexerWorkspace,
+    IndexCacheLayout, IndexCacheMut, IndexCall, IndexDevice, IndexKeys, Indexer, IndexerWorkspace,
 };
 use mla_runtime::layer::{MlaLayer, Workspace};
 use mla_runtime::model::{DType, HeadDims, IndexerConfig, KvFormat, MlaDims, RotaryStyle};
-use mla_runtime::tensor::{ArrayRef, Layout, Memory, Rotary, Rotation, TensorRef};
+use mla_runtime::tensor::{ArrayRef, Layout, Memory, Rotary, TensorRef};
 use rand::RngExt as _;
 
 use super::batch::{Batch, Case, Engine, Outcome};
@@ -222,7 +221,8 @@ impl<D: IndexDevice> IndexEngine<D> {
             )?,
             IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,
         )
-        .with_rotary(Rotation::new(
+        .with_rotary(Rotary::new(
+            None,
             [
                 TensorRef::new(D::bytes(&self.tables[0]), table)?,
                 TensorRef::new(D::bytes(&self.tables[1]), table)?,
@@ -332,7 +332,7 @@ where
     let steps = limits.with_decode_query_len(batches[0].tokens().max(1));
     let mut layers = Layers::new(device, batches, index)?;
     let mut workspace = layer.workspace(&steps)?;
-    let limits = IndexLimits::new(steps).with_logits_bytes(logits_bytes);
+    let limits = steps.with_logits_bytes(logits_bytes);
     let mut lists = layers.indexer.workspace(&limits)?;
     batches[0].prepare(layer, &mut workspace)?;
     layers.forward(layer, &mut workspace, &mut lists, batches[0].tokens())?;
@@ -493,8 +493,8 @@ fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
         let largest = decodes(&case, 12, query_len, 99);
         let index = IndexBatch::new(&largest[0], config)?;
         let mut layers = Layers::new(gpu, [&largest[0], &largest[1]], &index)?;
-        let mut lists = layers.indexer.workspace(&IndexLimits::new(steps))?;
-        let mut eager_lists = layers.indexer.workspace(&IndexLimits::new(steps))?;
+        let mut lists = layers.indexer.workspace(&steps)?;
+        let mut eager_lists = layers.indexer.workspace(&steps)?;
         let mut graph = DecodeGraph::capture(&layer, &mut workspace, shape, |workspace| {
             layers.forward(&layer, workspace, &mut lists, shape.tokens())
         })?;
@@ -559,7 +559,7 @@ fn a_mixed_step_of_a_sparse_model_is_one_graph() -> Result<()> {
             let steps = case.limits().with_decode_query_len(tokens);
             let mut layers = Layers::new(gpu, batches, &index)?;
             let mut workspace = layer.workspace(&steps)?;
-            let limits = IndexLimits::new(steps).with_logits_bytes(logits_bytes);
+            let limits = steps.with_logits_bytes(logits_bytes);
             let mut lists = layers.indexer.workspace(&limits)?;
             batches[0].prepare(&layer, &mut workspace)?;
             let graph =

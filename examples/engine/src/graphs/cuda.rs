@@ -1,7 +1,7 @@
 //! Graphs on a GPU: one for each of some sizes, whose launch is one call.
 
 use mla_kernels::Cuda;
-use mla_kernels::decode_graph::{DecodeGraphs, DecodeShape};
+use mla_kernels::decode_graph::{DecodeGraph, DecodeShape};
 use mla_runtime::Result;
 use mla_runtime::prelude::*;
 
@@ -14,7 +14,7 @@ const SIZES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
 impl Graphs for Cuda {
     /// The graphs by the number of new tokens of a request.
-    type Captured = Vec<(u32, DecodeGraphs)>;
+    type Captured = Vec<(u32, Vec<DecodeGraph>)>;
 
     fn capture(
         model: &Model<Self>,
@@ -35,7 +35,7 @@ impl Graphs for Cuda {
                 model.enqueue(shared, memory, shape.tokens())
             };
             let of_len =
-                DecodeGraphs::capture(model.layer(), shared, &sizes, len, max_len, record)?;
+                DecodeGraph::capture_sizes(model.layer(), shared, &sizes, len, max_len, record)?;
             graphs.push((len, of_len));
         }
         Ok(graphs)
@@ -53,7 +53,8 @@ impl Graphs for Cuda {
         }
         // The library, for a step that is replayed:
         let of_len = graphs.iter_mut().find(|(of, _)| *of == len);
-        let Some(graph) = of_len.and_then(|(_, all)| all.for_requests(step.requests().len()))
+        let Some(graph) =
+            of_len.and_then(|(_, all)| DecodeGraph::for_requests(all, step.requests().len()))
         else {
             return Ok(false);
         };

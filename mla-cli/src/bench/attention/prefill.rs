@@ -2,7 +2,9 @@
 
 use mla_conformance::reference::attend;
 use mla_runtime::Result;
-use mla_runtime::backend::{Chunk, Keys, PrefillBatch, PrefillCall, PrefillStage, SelectedPrefill};
+use mla_runtime::backend::{
+    HostLens, Keys, PrefillBatch, PrefillCall, PrefillStage, SelectedPrefill,
+};
 use mla_runtime::device::Device;
 use mla_runtime::plan::context::ContextChunk;
 use mla_runtime::select::Registry;
@@ -131,7 +133,8 @@ impl<'a, D: Device> Prefill<'a, D> {
             )
             .with_lse(lse);
             let (state, metadata) = (&mut self.state, &self.metadata);
-            let chunk = (!self.causal).then_some(Chunk::new(0, &self.query_lens, &self.key_lens));
+            let lens = HostLens::new(&self.query_lens, &self.key_lens);
+            let chunk = (!self.causal).then_some((0, lens));
             // SAFETY: the starts add up the requests' lengths, for which every tensor was made and
             // the metadata prepared; state and metadata are this backend's.
             unsafe {

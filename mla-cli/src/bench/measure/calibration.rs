@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use mla_runtime::plan::crossover::{Attention, Machine};
+use mla_runtime::plan::crossover::{Machine, multiply_adds};
 use mla_runtime::spec::QueryLen;
 
 use super::{Sampling, layer};
@@ -44,18 +44,16 @@ pub(crate) fn calibrate<D: Stopwatch>(
             ..layer.clone()
         },
     };
-    let element_bytes = problem.dtype.bytes() as u32;
-    let attention = Attention::new(problem.dims, problem.heads, element_bytes);
-    let attention = attention.with_context_len(Some(CONTEXT));
     let [few, many] = QUERIES;
     let absorbed = run.seconds(Route::Absorbed, many)?;
     let expanded = [
         run.seconds(Route::Expanded, few)?,
         run.seconds(Route::Expanded, many)?,
     ];
-    let work = [few, many].map(|queries| attention.expanded_work(queries));
-    let [product, pair] = solve(work, expanded);
-    let [products, pairs] = attention.absorbed_work(many);
+    let [[_, expanded_few], [absorbed_work, expanded_many]] =
+        [few, many].map(|queries| multiply_adds(&problem, CONTEXT, queries));
+    let [product, pair] = solve([expanded_few, expanded_many], expanded);
+    let [products, pairs] = absorbed_work;
     let absorbed_pair = (absorbed - products * product) / pairs;
     Ok(match Machine::processor(product, absorbed_pair, pair) {
         Ok(machine) => Known {

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use mla_runtime::batch::BatchSpec;
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, ModelConfig};
 
 use crate::args::read_config;
+use crate::batch::BatchSpec;
 use crate::bench::settings::Settings;
 use crate::bench::settings::template::Template;
 use crate::error::CliError;

@@ -4,14 +4,15 @@
 use std::collections::BTreeMap;
 
 use mla_runtime::backend::LayerConfig;
-use mla_runtime::batch::{BatchSpec, MAX_SPECULATIVE_LEN, Request, RequestKind};
-use mla_runtime::layer::crossover_threshold;
+use mla_runtime::batch::Request;
 use mla_runtime::model::{MlaDims, ModelConfig};
+use mla_runtime::plan::crossover;
 use mla_runtime::spec::{GraphSupport, Phase, Problem, QueryLen};
 
 use super::axes::{Batch, Model, batches, models};
 use super::rows::{BenchContext, Rows};
 use crate::args::cache_features;
+use crate::batch::{BatchSpec, RequestKind, is_speculative_decode, kind};
 use crate::bench::cases::{Case, CaseKind};
 use crate::bench::lists::Lists;
 use crate::bench::settings::{
@@ -80,15 +81,13 @@ pub(crate) fn cases<D: Stopwatch>(
 
 /// The phase of a batch, by the kinds of its requests.
 fn phase_of(spec: &BatchSpec) -> Option<Phase> {
-    let decode = |r: &Request| {
-        r.kind() == RequestKind::Decode || (r.is_speculative_decode() && r.q <= MAX_SPECULATIVE_LEN)
-    };
+    let decode = |r: &Request| kind(*r) == RequestKind::Decode || is_speculative_decode(*r);
     if spec.requests().iter().all(decode) {
         Some(Phase::Decode)
     } else if spec
         .requests()
         .iter()
-        .all(|r| r.kind() == RequestKind::Prefill)
+        .all(|r| kind(*r) == RequestKind::Prefill)
     {
         Some(Phase::Prefill)
     } else {
@@ -283,7 +282,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
             .about
             .check_memory("memory", &batch.text, bytes)?;
         let default =
-            crossover_threshold(&self.rows.context.device.machine(), problem, false, None);
+            crossover::threshold(&self.rows.context.device.machine(), problem, false, None);
         let mut routes: Vec<(Option<Route>, u32)> = Vec::new();
         match (&settings.path, &settings.threshold) {
             (Some(paths), _) => routes.extend(paths.iter().map(|path| match path {

@@ -6,7 +6,7 @@
 
 use std::str::FromStr;
 
-use mla_runtime::batch::{BatchSpec, BatchSpecError};
+use crate::batch::{BatchSpec, BatchSpecError};
 
 /// The max number of specs that one template may expand to.
 pub(crate) const MAX_SPECS: usize = 1 << 16;

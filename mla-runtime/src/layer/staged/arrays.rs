@@ -10,7 +10,7 @@ use crate::Result;
 use crate::backend::{DecodeBatch, HostLens};
 use crate::device::Device;
 use crate::layer::step_plan::StepPlan;
-use crate::tensor::{ArrayRef, BlockTable, Scalar};
+use crate::tensor::{ArrayRef, BlockTable};
 
 impl StagedStep {
     // Every number below fits its array's integers, by the checks of the limits and the plan.
@@ -177,7 +177,7 @@ impl StagedStep {
 }
 
 /// The first `len` elements of an array of a step.
-fn array<'a, D: Device, T: Scalar>(
+fn array<'a, D: Device, T: Pod>(
     arrays: D::Bytes<'a>,
     range: &Range<usize>,
     len: usize,

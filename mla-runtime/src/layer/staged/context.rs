@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::StagedStep;
 use crate::Result;
-use crate::backend::Chunk;
+use crate::backend::HostLens;
 use crate::batch::Request;
 use crate::device::{Device, GatherRows};
 use crate::model::KvFormat;
@@ -17,7 +17,7 @@ use crate::tensor::ArrayRef;
 /// One attention to rows of the cache, on the device: to a chunk of the context, or to all of it
 /// and the new tokens.
 pub(in crate::layer) struct StepChunk<'a, D: Device> {
-    pub(in crate::layer) chunk: Option<Chunk<'a>>,
+    pub(in crate::layer) chunk: Option<(usize, HostLens<'a>)>,
     /// Its queries, among the tokens of the expanded path.
     pub(in crate::layer) tokens: Range<usize>,
     pub(in crate::layer) gather: GatherRows<'a, D>,
@@ -85,11 +85,10 @@ impl StagedStep {
         let requests = chunk.request_start..chunk.request_end;
         let gathered = self.gathered(index, arrays, requests.clone(), &chunk.seq_lens)?;
         Ok(StepChunk {
-            chunk: Some(Chunk {
+            chunk: Some((
                 index,
-                query_lens: &self.expanded_query_lens[requests],
-                key_lens: &chunk.seq_lens,
-            }),
+                HostLens::new(&self.expanded_query_lens[requests], &chunk.seq_lens),
+            )),
             ..gathered
         })
     }

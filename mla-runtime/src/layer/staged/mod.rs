@@ -347,14 +347,10 @@ mod tests {
                 let request = (0..=longest).prop_flat_map(|kv| (0..=kv.min(9), Just(kv)));
                 let request = request.prop_map(|(q, kv)| Request { q, kv });
                 proptest::collection::vec(request, 0..=count).prop_map(move |requests| {
-                    let limits = StepLimits {
-                        requests: count,
-                        tokens: requests.iter().map(|r| r.q as usize).sum(),
-                        decode_query_len: threshold,
-                        pages_per_request: pages,
-                        context_rows: rows.max(page as usize),
-                        call_rows: 0,
-                    };
+                    let tokens = requests.iter().map(|r| r.q as usize).sum();
+                    let limits = StepLimits::new(count, tokens, pages)
+                        .with_decode_query_len(threshold)
+                        .with_context_rows(rows.max(page as usize));
                     (limits, page, requests)
                 })
             },
@@ -399,14 +395,9 @@ mod tests {
 
     #[test]
     fn arrays_keep_their_places_from_step_to_step() {
-        let limits = StepLimits {
-            requests: 3,
-            tokens: 40,
-            decode_query_len: 2,
-            pages_per_request: 5,
-            context_rows: 32,
-            call_rows: 0,
-        };
+        let limits = StepLimits::new(3, 40, 5)
+            .with_decode_query_len(2)
+            .with_context_rows(32);
         let mut step = StagedStep::new(&limits, &LayerConfig::new(problem(16), 1.0)).unwrap();
         let pages = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]];
         let mut places = Vec::new();

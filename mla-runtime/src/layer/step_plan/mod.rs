@@ -12,7 +12,7 @@ use self::paths::Paths;
 use crate::backend::StepLimits;
 use crate::batch::Request;
 use crate::plan::slots::{HostIndex, SKIPPED};
-use crate::plan::split::split_by;
+use crate::plan::split;
 use crate::room::with_room;
 use crate::spec::{Problem, QueryLen};
 use crate::{Error, Result};
@@ -164,8 +164,7 @@ impl StepPlan {
         let pages_end = check::requests(problem, limits, requests, origin)?;
         let lens: Vec<Request> = requests.iter().map(StepRequest::lens).collect();
         let uniform = problem.query_len != QueryLen::Ragged;
-        let order = match origin {
-            Origin::Engine => split_by(&lens, |request| paths.threshold(request), uniform)?.order,
+            Origin::Engine => split::order(&lens, |request| paths.threshold(request), uniform)?,
             Origin::Raw => (0..requests.len()).collect(),
         };
         let lens: Vec<Request> = order.iter().map(|&at| lens[at]).collect();
@@ -354,14 +353,9 @@ mod tests {
     use super::*;
     use crate::model::{DType, MlaDims};
 
-    const LIMITS: StepLimits = StepLimits {
-        requests: 6,
-        tokens: 64,
-        decode_query_len: 4,
-        pages_per_request: 3,
-        context_rows: 16,
-        call_rows: 0,
-    };
+    const LIMITS: StepLimits = StepLimits::new(6, 64, 3)
+        .with_decode_query_len(4)
+        .with_context_rows(16);
 
     fn problem(query_len: QueryLen) -> Problem {
         Problem {

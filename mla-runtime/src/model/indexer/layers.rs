@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// The max number of layers whose sharing can be described.
-pub const MAX_LAYERS: u32 = 256;
+pub(crate) const MAX_LAYERS: u32 = 256;
 
 /// The list of slots that a layer attends to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,7 +20,7 @@ pub(crate) enum LayerLists {
 /// has neither weights of an indexer nor an index cache. A layer that is not described has an
 /// indexer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct IndexLayers {
+pub(crate) struct IndexLayers {
     /// Bit i of word i / 64: layer i shares.
     shared: [u64; (MAX_LAYERS / 64) as usize],
     /// Bit i of word i / 64: layer i has no list.
@@ -29,26 +29,10 @@ pub struct IndexLayers {
 
 impl IndexLayers {
     /// Every layer has an indexer.
-    pub const ALL: Self = Self {
+    pub(crate) const ALL: Self = Self {
         shared: [0; 4],
         dense: [0; 4],
     };
-
-    /// The layers of a model, given for each whether it shares, from layer 0 on; those behind the
-    /// last have an indexer.
-    ///
-    /// `None` if the first layer shares, since there is none before it, or there are more than
-    /// [`MAX_LAYERS`].
-    pub fn from_shared(shared: impl IntoIterator<Item = bool>) -> Option<Self> {
-        let mut layers = Self::ALL;
-        for (index, shares) in shared.into_iter().enumerate() {
-            if index >= MAX_LAYERS as usize || (index == 0 && shares) {
-                return None;
-            }
-            layers.shared[index / 64] |= u64::from(shares) << (index % 64);
-        }
-        Some(layers)
-    }
 
     /// The layers of a model, given the list of each, from layer 0 on; those behind the last have
     /// an indexer.
@@ -73,31 +57,8 @@ impl IndexLayers {
         Some(layers)
     }
 
-    /// Layer i of `layers` has an indexer if max(i − offset + 1, 0) is a multiple of `freq`
-    /// (`index_topk_freq`, `index_skip_topk_offset`). `None` if `freq` is 0, the first layer would
-    /// share, or there are more than [`MAX_LAYERS`].
-    pub const fn every(freq: u32, offset: u32, layers: u32) -> Option<Self> {
-        if freq == 0 || layers > MAX_LAYERS {
-            return None;
-        }
-        let mut shared = [0; 4];
-        let mut layer = 0;
-        while layer < layers {
-            let shares = !(layer + 1).saturating_sub(offset).is_multiple_of(freq);
-            shared[(layer / 64) as usize] |= (shares as u64) << (layer % 64);
-            layer += 1;
-        }
-        match shared[0] & 1 {
-            0 => Some(Self {
-                shared,
-                dense: [0; 4],
-            }),
-            _ => None,
-        }
-    }
-
     /// Returns true if a layer has an indexer of its own.
-    pub const fn has_indexer(&self, layer: u32) -> bool {
+    pub(crate) const fn has_indexer(&self, layer: u32) -> bool {
         layer >= MAX_LAYERS
             || (self.shared[(layer / 64) as usize] | self.dense[(layer / 64) as usize])
                 >> (layer % 64)
@@ -106,18 +67,18 @@ impl IndexLayers {
     }
 
     /// True if a layer has no list: it attends to all tokens.
-    pub const fn is_dense(&self, layer: u32) -> bool {
+    pub(crate) const fn is_dense(&self, layer: u32) -> bool {
         layer < MAX_LAYERS && self.dense[(layer / 64) as usize] >> (layer % 64) & 1 == 1
     }
 
     /// The number of layers without a list among the first `layers`.
-    pub fn dense(&self, layers: u32) -> u32 {
+    pub(crate) fn dense(&self, layers: u32) -> u32 {
         let dense = (0..layers.min(MAX_LAYERS)).map(|layer| u32::from(self.is_dense(layer)));
         dense.sum()
     }
 
     /// The layer whose list a layer uses: itself, if it has an indexer or no list.
-    pub const fn source(&self, layer: u32) -> u32 {
+    pub(crate) const fn source(&self, layer: u32) -> u32 {
         let mut source = layer;
         // A layer before one that shares has an indexer.
         while !self.has_indexer(source) && !self.is_dense(layer) {
@@ -127,7 +88,7 @@ impl IndexLayers {
     }
 
     /// Counts the layers with an indexer among the first `layers`.
-    pub fn indexers(&self, layers: u32) -> u32 {
+    pub(crate) fn indexers(&self, layers: u32) -> u32 {
         let sharing: u32 = (0..layers.min(MAX_LAYERS))
             .map(|layer| u32::from(!self.has_indexer(layer)))
             .sum();
@@ -156,7 +117,11 @@ mod tests {
 
     #[test]
     fn glm_5_2_has_21_indexers() {
-        let layers = IndexLayers::every(4, 3, 78).unwrap();
+        let list = |layer| match layer < 2 || layer % 4 == 2 {
+            true => LayerLists::Own,
+            false => LayerLists::Shared,
+        };
+        let layers = IndexLayers::from_lists((0..78).map(list)).unwrap();
         let own: Vec<u32> = (0..78).filter(|layer| layers.has_indexer(*layer)).collect();
         let expected: Vec<u32> = [0, 1].into_iter().chain((2..78).step_by(4)).collect();
         assert_eq!(own, expected);
@@ -191,11 +156,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_described() {
-        assert_eq!(IndexLayers::every(0, 0, 1), None);
-        assert_eq!(IndexLayers::every(2, 0, 3), None);
-        assert_eq!(IndexLayers::from_shared([true]), None);
-        assert_eq!(IndexLayers::from_shared([false; 257]), None);
-        assert_eq!(IndexLayers::from_shared([]), Some(IndexLayers::ALL));
-        assert_eq!(IndexLayers::every(1, 9, 256), Some(IndexLayers::ALL));
+        assert_eq!(IndexLayers::from_lists([LayerLists::Shared]), None);
+        assert_eq!(IndexLayers::from_lists([]), Some(IndexLayers::ALL));
     }
 }

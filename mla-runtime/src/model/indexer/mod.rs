@@ -4,5 +4,4 @@ mod config;
 mod layers;
 
 pub use config::{IndexDims, IndexerConfig};
-pub(crate) use layers::LayerLists;
-pub use layers::{IndexLayers, MAX_LAYERS};
+pub(super) use layers::{IndexLayers, LayerLists, MAX_LAYERS};

@@ -14,8 +14,9 @@ use crate::model::RotaryStyle;
 #[non_exhaustive]
 pub struct Rotary<'a, D: Memory> {
     /// The position of each token: `[T]`. One outside the tables gives NaN, or an error on a device
-    /// whose memory the host sees.
-    pub positions: ArrayRef<'a, D, i64>,
+    /// whose memory the host sees. `None`, for a layer or an indexer: what the prepared step says,
+    /// of each request the tokens from kv − q on. A device needs them.
+    pub positions: Option<ArrayRef<'a, D, i64>>,
     /// f32 `[1, positions, R/2]`.
     pub cos: TensorRef<'a, D>,
     /// f32 `[1, positions, R/2]`.
@@ -33,18 +34,32 @@ impl<D: Memory> Clone for Rotary<'_, D> {
 impl<D: Memory> Copy for Rotary<'_, D> {}
 
 impl<'a, D: Memory> Rotary<'a, D> {
-    /// Tokens at these positions, by these tables.
-    pub const fn new(
-        positions: ArrayRef<'a, D, i64>,
+    /// Tokens at these positions, or at those of a prepared step, by these tables.
+    pub fn new(
+        positions: impl Into<Option<ArrayRef<'a, D, i64>>>,
         [cos, sin]: [TensorRef<'a, D>; 2],
         style: RotaryStyle,
     ) -> Self {
         Self {
-            positions,
+            positions: positions.into(),
             cos,
             sin,
             style,
         }
+    }
+
+    /// The same at positions of the caller's own, one for each of the step's tokens.
+    #[must_use]
+    pub fn with_positions(mut self, positions: ArrayRef<'a, D, i64>) -> Self {
+        self.positions = Some(positions);
+        self
+    }
+
+    /// The same tables for elements that pair in another way.
+    #[must_use]
+    pub fn with_style(mut self, style: RotaryStyle) -> Self {
+        self.style = style;
+        self
     }
 
     /// The same views with a shorter lifetime.
@@ -53,23 +68,49 @@ impl<'a, D: Memory> Rotary<'a, D> {
         'a: 'short,
     {
         Rotary {
-            positions: self.positions.shorten(),
+            positions: self.positions.as_ref().map(ArrayRef::shorten),
             cos: self.cos.shorten(),
             sin: self.sin.shorten(),
             style: self.style,
         }
     }
 
+    /// The positions, which a device cannot do without.
+    ///
+    /// # Errors
+    ///
+    /// If there are none.
+    pub fn positions(&self) -> Result<ArrayRef<'a, D, i64>> {
+        let absent = || Error::argument("positions", "none", "one for each token");
+        self.positions.ok_or_else(absent)
+    }
+
     /// The rotation of some of the tokens.
     ///
     /// # Errors
     ///
-    /// If the range lies outside.
+    /// If there are no positions, or the range lies outside.
     pub fn tokens(&self, tokens: std::ops::Range<usize>) -> Result<Self> {
-        Ok(Rotary {
-            positions: self.positions.range(tokens)?,
-            ..*self
-        })
+        Ok(self.with_positions(self.positions()?.range(tokens)?))
+    }
+
+    /// Refuses tables and positions in memory that the device's work must not access.
+    pub(crate) fn check_memory(&self, device: &D) -> Result<()> {
+        device.check_bytes("rotary.cos", self.cos.bytes())?;
+        device.check_bytes("rotary.sin", self.sin.bytes())?;
+        match &self.positions {
+            Some(positions) => device.check_bytes("rotary.positions", positions.bytes()),
+            None => Ok(()),
+        }
+    }
+
+    /// The rotation of tokens at the caller's positions, or, if it has none, at these.
+    pub(crate) fn at<'short>(&self, positions: ArrayRef<'short, D, i64>) -> Rotary<'short, D>
+    where
+        'a: 'short,
+    {
+        let rotary = self.shorten();
+        rotary.with_positions(rotary.positions.unwrap_or(positions))
     }
 
     /// Refuses tables and positions that do not fit `tokens` vectors of `width` elements.
@@ -81,7 +122,7 @@ impl<'a, D: Memory> Rotary<'a, D> {
         if !width.is_multiple_of(2) {
             return Err(Error::argument("rope", width, "an even number of columns"));
         }
-        check_positions(self.positions.len(), tokens)?;
+        check_positions(self.positions()?.len(), tokens)?;
         let (cos, sin) = (self.cos.layout(), self.sin.layout());
         let expected = [1, cos.shape[1], width / 2];
         for (name, table) in [("cos", cos), ("sin", sin)] {
@@ -111,105 +152,6 @@ pub(crate) fn check_positions(given: usize, tokens: usize) -> Result<()> {
     }
     let accepted = format!("{tokens}, one for each token");
     Err(Error::argument("positions", given, accepted))
-}
-
-/// The rotation that a layer's call asks for: tables, and the positions of the step's tokens.
-#[non_exhaustive]
-pub struct Rotation<'a, D: Memory> {
-    /// The position of each token, `[T]`; `None`: what the prepared step says, of each request the
-    /// tokens from kv − q on.
-    pub positions: Option<ArrayRef<'a, D, i64>>,
-    /// f32 `[1, positions, R/2]`.
-    pub cos: TensorRef<'a, D>,
-    /// f32 `[1, positions, R/2]`.
-    pub sin: TensorRef<'a, D>,
-    /// The pairing of elements.
-    pub style: RotaryStyle,
-}
-
-impl<D: Memory> Clone for Rotation<'_, D> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<D: Memory> Copy for Rotation<'_, D> {}
-
-impl<'a, D: Memory> Rotation<'a, D> {
-    /// The step's tokens at their own positions, by these tables.
-    pub const fn new([cos, sin]: [TensorRef<'a, D>; 2], style: RotaryStyle) -> Self {
-        Self {
-            positions: None,
-            cos,
-            sin,
-            style,
-        }
-    }
-
-    /// The same at positions of the caller's own, one for each of the step's tokens.
-    #[must_use]
-    pub fn with_positions(mut self, positions: ArrayRef<'a, D, i64>) -> Self {
-        self.positions = Some(positions);
-        self
-    }
-
-    /// The same views with a shorter lifetime.
-    pub fn shorten<'short>(&self) -> Rotation<'short, D>
-    where
-        'a: 'short,
-    {
-        Rotation {
-            positions: self.positions.as_ref().map(ArrayRef::shorten),
-            cos: self.cos.shorten(),
-            sin: self.sin.shorten(),
-            style: self.style,
-        }
-    }
-
-    /// The same tables for elements that pair in another way.
-    #[must_use]
-    pub fn with_style(mut self, style: RotaryStyle) -> Self {
-        self.style = style;
-        self
-    }
-
-    /// Refuses tables and positions in memory that the device's work must not access.
-    pub(crate) fn check_memory(&self, device: &D) -> Result<()> {
-        device.check_bytes("rotary.cos", self.cos.bytes())?;
-        device.check_bytes("rotary.sin", self.sin.bytes())?;
-        match &self.positions {
-            Some(positions) => device.check_bytes("rotary.positions", positions.bytes()),
-            None => Ok(()),
-        }
-    }
-
-    /// The rotation of tokens at the caller's positions, or, if it has none, at these.
-    pub(crate) fn at<'short>(&self, positions: ArrayRef<'short, D, i64>) -> Rotary<'short, D>
-    where
-        'a: 'short,
-    {
-        Rotary {
-            positions: match &self.positions {
-                Some(positions) => positions.shorten(),
-                None => positions,
-            },
-            cos: self.cos.shorten(),
-            sin: self.sin.shorten(),
-            style: self.style,
-        }
-    }
-}
-
-/// A rotation at positions of the caller's own.
-impl<'a, D: Memory> From<Rotary<'a, D>> for Rotation<'a, D> {
-    fn from(rotary: Rotary<'a, D>) -> Self {
-        Self {
-            positions: Some(rotary.positions),
-            cos: rotary.cos,
-            sin: rotary.sin,
-            style: rotary.style,
-        }
-    }
 }
 
 /// The rotary parts of the queries, which are rotated with the keys.

@@ -1,6 +1,6 @@
 //! The cosines and sines of a model, on a device.
 
-use super::{RotaryStyle, Rotation};
+use super::{Rotary, RotaryStyle};
 use crate::model::{DType, Rope};
 use crate::tensor::{Layout, Memory, TensorRef};
 use crate::{Error, Result};
@@ -46,10 +46,10 @@ impl<D: Memory> RotaryTables<D> {
     /// # Errors
     ///
     /// None: the views lie within the buffer. A tensor's check is a `Result` all the same.
-    pub fn rotation(&self) -> Result<Rotation<'_, D>> {
+    pub fn rotation(&self) -> Result<Rotary<'_, D>> {
         let bytes = D::bytes(&self.buffer);
         let half = D::byte_len(bytes) / 2;
-        Ok(Rotation {
+        Ok(Rotary {
             positions: None,
             cos: TensorRef::new(D::byte_range(bytes, 0..half), self.layout)?,
             sin: TensorRef::new(D::byte_range(bytes, half..2 * half), self.layout)?,

@@ -9,15 +9,7 @@
 //! | `s<len>` | kv length, with the query tokens; the query length if left out |
 //! | `k` | the length before it is × 1024 |
 //!
-//! ```
-//! use mla_runtime::batch::{BatchSpec, RequestKind};
-//!
-//! let spec: BatchSpec = "2q2k_32q1s1k".parse()?;
-//! assert_eq!(spec.requests().len(), 34);
-//! assert_eq!(spec.count(RequestKind::Decode), 32);
-//! assert_eq!(spec.label(), "2 prefill (2x2k), 32 decode (32x1k)");
-//! # Ok::<(), mla_runtime::batch::BatchSpecError>(())
-//! ```
+//! So `2q2k_32q1s1k` has 34 requests, and the label `2 prefill (2x2k), 32 decode (32x1k)`.
 //!
 //! Nothing else is accepted: no space, no sign, no upper case, no digit outside ASCII, no count or
 //! length of zero, and no kv length below the query length.
@@ -26,33 +18,24 @@ use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
+use mla_runtime::batch::Request;
 use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
 
 /// The longest query or kv length: lengths are 32-bit signed integers on devices.
-pub const MAX_LEN: u32 = i32::MAX as u32;
+pub(crate) const MAX_LEN: u32 = i32::MAX as u32;
 
 /// The max number of requests of a spec: far beyond any engine's batch, and small enough to hold as
 /// a list.
-pub const MAX_REQUESTS: usize = 1 << 20;
+pub(crate) const MAX_REQUESTS: usize = 1 << 20;
 
 /// The longest extension that is called speculative decode.
-pub const MAX_SPECULATIVE_LEN: u32 = 16;
-
-/// One request of a batch: its new tokens, and all tokens it attends to.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
-#[non_exhaustive]
-pub struct Request {
-    /// The query length: how many tokens are new.
-    pub q: u32,
-    /// The kv length: the cached context and the new tokens.
-    pub kv: u32,
-}
+const MAX_SPECULATIVE_LEN: u32 = 16;
 
 /// The kind of a request, by its lengths.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum RequestKind {
+pub(crate) enum RequestKind {
     /// No context: q = kv.
     Prefill,
     /// Several new tokens after cached context: 1 < q < kv.
@@ -63,7 +46,7 @@ pub enum RequestKind {
 
 impl RequestKind {
     /// All kinds, in the order in which labels list them.
-    pub const ALL: [Self; 3] = [Self::Prefill, Self::Extend, Self::Decode];
+    pub(crate) const ALL: [Self; 3] = [Self::Prefill, Self::Extend, Self::Decode];
 }
 
 impl fmt::Display for RequestKind {
@@ -76,39 +59,21 @@ impl fmt::Display for RequestKind {
     }
 }
 
-impl Request {
-    /// A request of `q` new tokens, the last of `kv` tokens in all. A kv of 0 makes padding of it.
-    pub const fn new(q: u32, kv: u32) -> Self {
-        Self { q, kv }
+/// Returns the kind of a request. A single token without context is a prefill.
+pub(crate) const fn kind(request: Request) -> RequestKind {
+    if request.q == request.kv {
+        RequestKind::Prefill
+    } else if request.q == 1 {
+        RequestKind::Decode
+    } else {
+        RequestKind::Extend
     }
+}
 
-    /// Returns the kind of the request. A single token without context is a prefill.
-    pub const fn kind(self) -> RequestKind {
-        if self.q == self.kv {
-            RequestKind::Prefill
-        } else if self.q == 1 {
-            RequestKind::Decode
-        } else {
-            RequestKind::Extend
-        }
-    }
-
-    /// Returns true if it only fills a batch up: it has no tokens in the cache, and its new ones,
-    /// if there are any, attend to nothing.
-    pub const fn is_padding(self) -> bool {
-        self.kv == 0
-    }
-
-    /// The cached tokens: kv − q.
-    pub const fn context_len(self) -> u32 {
-        self.kv.saturating_sub(self.q)
-    }
-
-    /// Returns true if speculative decoding makes such requests: an extension by at most
-    /// [`MAX_SPECULATIVE_LEN`] tokens.
-    pub const fn is_speculative_decode(self) -> bool {
-        matches!(self.kind(), RequestKind::Extend) && self.q <= MAX_SPECULATIVE_LEN
-    }
+/// Returns true if speculative decoding makes such requests: an extension by at most
+/// [`MAX_SPECULATIVE_LEN`] tokens.
+pub(crate) const fn is_speculative_decode(request: Request) -> bool {
+    matches!(kind(request), RequestKind::Extend) && request.q <= MAX_SPECULATIVE_LEN
 }
 
 /// A batch of requests, as written in a [batch spec](self).
@@ -127,8 +92,8 @@ impl BatchSpec {
     }
 
     /// Counts the requests of a kind.
-    pub fn count(&self, kind: RequestKind) -> usize {
-        self.requests.iter().filter(|r| r.kind() == kind).count()
+    pub(crate) fn count(&self, of: RequestKind) -> usize {
+        self.requests.iter().filter(|r| kind(**r) == of).count()
     }
 
     /// The new tokens of the whole batch.
@@ -156,10 +121,10 @@ impl BatchSpec {
     /// The kinds come in order, with the sizes of each in the order in which they first appear.
     pub fn label(&self) -> String {
         let mut label = String::new();
-        for kind in RequestKind::ALL {
+        for of in RequestKind::ALL {
             let mut sizes: Vec<(Request, usize)> = Vec::new();
             let mut index = HashMap::new();
-            for &request in self.requests.iter().filter(|r| r.kind() == kind) {
+            for &request in self.requests.iter().filter(|r| kind(**r) == of) {
                 let at = *index.entry(request).or_insert(sizes.len());
                 match sizes.get_mut(at) {
                     Some((_, count)) => *count += 1,
@@ -175,13 +140,13 @@ impl BatchSpec {
             let total: usize = sizes.iter().map(|(_, count)| count).sum();
             let sizes: Vec<String> = sizes
                 .into_iter()
-                .map(|(Request { q, kv }, count)| match kind {
+                .map(|(Request { q, kv, .. }, count)| match of {
                     RequestKind::Extend => format!("{count}xq{}kv{}", Len(q), Len(kv)),
                     RequestKind::Prefill | RequestKind::Decode => format!("{count}x{}", Len(kv)),
                 })
                 .collect();
             // Writing to a string cannot fail.
-            let _ = write!(label, "{total} {kind} ({})", sizes.join(", "));
+            let _ = write!(label, "{total} {of} ({})", sizes.join(", "));
         }
         label
     }
@@ -215,7 +180,7 @@ impl fmt::Display for BatchSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let runs = self.requests.chunk_by(|a, b| a == b);
         for (index, run) in runs.enumerate() {
-            let Request { q, kv } = run[0];
+            let Request { q, kv, .. } = run[0];
             if index > 0 {
                 f.write_str("_")?;
             }
@@ -237,7 +202,6 @@ impl fmt::Display for BatchSpec {
     "batch spec, segment {number} {text:?}, byte {offset}: given {given}, accepted {accepted}",
     number = .segment + 1
 )]
-#[non_exhaustive]
 pub struct BatchSpecError {
     /// The index of the segment, from zero.
     pub segment: usize,
@@ -330,7 +294,7 @@ impl<'a> Segment<'a> {
         }
         let q = self.length("query length")?;
         if self.peek().is_none() {
-            return Ok((count, Request { q, kv: q }));
+            return Ok((count, Request::new(q, q)));
         }
         if !self.skip('s') {
             return Err(self.unexpected("a further digit, k, s<len>, or _ and another segment"));
@@ -347,7 +311,7 @@ impl<'a> Segment<'a> {
                 accepted: format!("at least the query length, {q}, which is part of it"),
             });
         }
-        Ok((count, Request { q, kv }))
+        Ok((count, Request::new(q, kv)))
     }
 
     fn length(&mut self, part: &'static str) -> Result<u32, Problem> {
@@ -455,7 +419,7 @@ mod tests {
             let spec = parse(text);
             let expected: Vec<Request> = runs
                 .iter()
-                .flat_map(|&(count, q, kv)| std::iter::repeat_n(Request { q, kv }, count))
+                .flat_map(|&(count, q, kv)| std::iter::repeat_n(Request::new(q, kv), count))
                 .collect();
             assert_eq!(spec.requests(), expected, "{text}");
             assert_eq!(spec.label(), label, "{text}");
@@ -484,7 +448,7 @@ mod tests {
         assert_eq!(spec.kv_tokens(), 4 * 2048 + 8 * 1024 + 64 * 2048);
         assert_eq!((spec.max_query_len(), spec.max_kv_len()), (2048, 2048));
         assert_eq!(spec.requests()[4].context_len(), 1020);
-        let speculative = |spec: &str| parse(spec).requests()[0].is_speculative_decode();
+        let speculative = |spec: &str| is_speculative_decode(parse(spec).requests()[0]);
         assert!(speculative("q16s17"));
         assert!(!speculative("q17s18"));
         assert!(!speculative("q1s17"));
@@ -639,10 +603,7 @@ mod tests {
 
     fn requests() -> impl Strategy<Value = Vec<Request>> {
         let len = prop_oneof![1u32..20, (1u32..20).prop_map(|k| k * 1024), 1..=MAX_LEN];
-        let request = (len.clone(), len).prop_map(|(a, b)| Request {
-            q: a.min(b),
-            kv: a.max(b),
-        });
+        let request = (len.clone(), len).prop_map(|(a, b)| Request::new(a.min(b), a.max(b)));
         proptest::collection::vec((request, 1usize..5), 1..8).prop_map(|runs| {
             runs.into_iter()
                 .flat_map(|(request, count)| std::iter::repeat_n(request, count))

@@ -1,28 +1,40 @@
 //! Errors of preparing and enqueuing work.
 
-mod plan;
-
+use std::borrow::Cow;
 use std::fmt;
 
-pub use plan::PlanError;
-
 /// An error of a device, a backend or the layer.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument that does not fit. Nothing was enqueued, unless the function says otherwise.
     #[error("{field}: given {given}, accepted {accepted}")]
     Argument {
-        /// The argument, or the part of one.
-        field: &'static str,
+        /// The argument, or the part of one, with an index if it is a list: `context_lens[3]`.
+        field: Cow<'static, str>,
         /// The value that was passed.
         given: String,
         /// The values that would have been taken.
         accepted: String,
     },
-    /// A step that no plan can be made for.
-    #[error(transparent)]
-    Plan(PlanError),
+    /// A derived quantity exceeds the integers it is counted in.
+    #[error("{quantity}: given more than fits, accepted at most {limit}")]
+    Overflow {
+        /// The quantity that was computed.
+        quantity: &'static str,
+        /// The largest value it may have.
+        limit: u64,
+    },
+    /// Not even the smallest plan fits into the memory given.
+    #[error("bytes: given {given}, accepted at least {needed}, for {smallest}")]
+    DoesNotFit {
+        /// The bytes given.
+        given: u64,
+        /// The bytes that the smallest plan takes.
+        needed: u64,
+        /// A description of the smallest plan.
+        smallest: String,
+    },
     /// The device has not as much memory left: what a cache or a workspace can be made smaller for.
     #[error(
         "memory: given a need of {bytes} bytes on {device}, accepted {}",
@@ -54,30 +66,25 @@ fn accepted_bytes(free: Option<u64>) -> String {
     })
 }
 
-impl From<PlanError> for Error {
-    fn from(error: PlanError) -> Self {
-        match error {
-            PlanError::OutOfMemory { bytes } => Self::OutOfMemory {
-                device: "host",
-                bytes,
-                free: None,
-            },
-            error => Self::Plan(error),
-        }
-    }
-}
-
 impl Error {
     /// An [`Error::Argument`] from displayable parts.
     pub fn argument(
-        field: &'static str,
+        field: impl Into<Cow<'static, str>>,
         given: impl fmt::Display,
         accepted: impl fmt::Display,
     ) -> Self {
         Self::Argument {
-            field,
+            field: field.into(),
             given: given.to_string(),
             accepted: accepted.to_string(),
+        }
+    }
+
+    /// An overflow of a 64-bit quantity.
+    pub(crate) const fn overflow(quantity: &'static str) -> Self {
+        Self::Overflow {
+            quantity,
+            limit: u64::MAX,
         }
     }
 
@@ -91,7 +98,7 @@ impl Error {
                 given,
                 accepted,
             } if field != name => Self::Argument {
-                field: name,
+                field: name.into(),
                 given: format!("{field} {given}"),
                 accepted,
             },
