@@ -134,7 +134,7 @@ use crate::backend::{
 use crate::device::{AbsorbedQueries, CacheRows, Device};
 use crate::plan::crossover;
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan, RegionName};
-use crate::spec::{BackendSpec, Feature, Field, KeyLayout, Phase, Problem, QueryLen};
+use crate::spec::{BackendSpec, Feature, Field, KeyLayout, Phase, QueryLen};
 use crate::tensor::{ArrayRef, Layout, Memory, RotaryQuery, TensorMut};
 use crate::{Error, Named as _, Result};
 

@@ -27,8 +27,7 @@ pub use indexer::{IndexDims, IndexerConfig};
 use indexer::{IndexLayers, LayerLists, MAX_LAYERS};
 pub use kv_format::KvFormat;
 pub use presets::{PRESETS, Preset};
-use rope::QueryScaling;
-pub use rope::{Rope, Yarn};
+pub use rope::{QueryScaling, Rope, Yarn};
 pub use rotary_style::RotaryStyle;
 
 // Lengths are 32-bit signed integers on devices.
@@ -72,7 +71,7 @@ pub struct ModelConfig {
     /// [`LayerCall::sinks`](crate::layer::LayerCall::sinks).
     pub sinks: bool,
     /// A factor of queries that grows with their position.
-    pub(crate) query_scaling: Option<QueryScaling>,
+    pub query_scaling: Option<QueryScaling>,
     /// True if the engine multiplies the query's latent by its [factor](Self::latent_factor) behind
     /// its norm, and so all of the query.
     pub scaled_query_latents: bool,

@@ -354,16 +354,17 @@ impl Ramp {
 /// The factor of queries at position p, 1 + β · ln(1 + ⌊p / original⌋): 1 within the original
 /// context (`llama_4_scaling_beta`).
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct QueryScaling {
+#[non_exhaustive]
+pub struct QueryScaling {
     /// β.
-    pub(crate) beta: f64,
+    pub beta: f64,
     /// The context from which on queries grow (`original_max_position_embeddings`).
-    pub(crate) original_max_positions: u32,
+    pub original_max_positions: u32,
 }
 
 impl QueryScaling {
     /// A scaling with β and the context that the model was first made for.
-    pub(crate) const fn new(beta: f64, original_max_positions: u32) -> Self {
+    pub const fn new(beta: f64, original_max_positions: u32) -> Self {
         Self {
             beta,
             original_max_positions,
@@ -371,7 +372,7 @@ impl QueryScaling {
     }
 
     /// The factor of a query at `position`.
-    pub(crate) fn factor(self, position: u32) -> f64 {
+    pub fn factor(self, position: u32) -> f64 {
         let times = position / self.original_max_positions.max(1);
         1.0 + self.beta * f64::from(times).ln_1p()
     }

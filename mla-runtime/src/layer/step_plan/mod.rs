@@ -164,6 +164,7 @@ impl StepPlan {
         let pages_end = check::requests(problem, limits, requests, origin)?;
         let lens: Vec<Request> = requests.iter().map(StepRequest::lens).collect();
         let uniform = problem.query_len != QueryLen::Ragged;
+        let order = match origin {
             Origin::Engine => split::order(&lens, |request| paths.threshold(request), uniform)?,
             Origin::Raw => (0..requests.len()).collect(),
         };
