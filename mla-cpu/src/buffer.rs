@@ -1,18 +1,18 @@
 //! Memory of the CPU device.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
 
 use mla_runtime::{Error, Result};
 
-// The unit of allocation: one cache line, and one AVX-512 register. It makes every buffer aligned
-// to it without any unsafe code.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C, align(64))]
-struct Line([u8; Buffer::ALIGNMENT]);
+// The unit of allocation. Its alignment is one for which the system has pages of zeros that take no
+// memory until they are written: those of a larger alignment it would write at once.
+type Unit = u128;
 
 /// Owned bytes, aligned for every dtype and every vector register, zero when made.
 pub struct Buffer {
-    lines: Box<[Line]>,
+    units: Box<[Unit]>,
+    // The first byte at a multiple of the alignment.
+    start: usize,
     len: usize,
 }
 
@@ -26,9 +26,11 @@ impl Buffer {
     ///
     /// If the allocator refuses.
     pub fn zeroed(len: usize) -> Result<Self> {
-        let lines = bytemuck::try_zeroed_slice_box(len.div_ceil(Self::ALIGNMENT))
+        let bytes = len.saturating_add(Self::ALIGNMENT);
+        let units = bytemuck::try_zeroed_slice_box::<Unit>(bytes.div_ceil(size_of::<Unit>()))
             .map_err(|()| out_of_memory(len))?;
-        Ok(Self { lines, len })
+        let start = units.as_ptr().addr().wrapping_neg() % Self::ALIGNMENT;
+        Ok(Self { units, start, len })
     }
 
     /// Returns the number of bytes.
@@ -43,12 +45,12 @@ impl Buffer {
 
     /// Borrows the bytes.
     pub fn as_bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.lines)[..self.len]
+        &bytemuck::cast_slice(&self.units)[self.start..][..self.len]
     }
 
     /// Borrows the bytes, to write.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+        &mut bytemuck::cast_slice_mut(&mut self.units)[self.start..][..self.len]
     }
 }
 
@@ -74,7 +76,7 @@ pub(crate) fn out_of_memory(bytes: usize) -> Error {
     }
 }
 
-// Scratch of a kernel: elements of one type, aligned as a buffer is.
+// Scratch of a kernel: elements of one type, aligned as a buffer is, if there are any.
 pub(crate) struct Scratch<T> {
     buffer: Buffer,
     element: std::marker::PhantomData<T>,
@@ -84,7 +86,8 @@ impl<T: Pod> Scratch<T> {
     pub(crate) fn empty() -> Self {
         Self {
             buffer: Buffer {
-                lines: Box::default(),
+                units: Box::default(),
+                start: 0,
                 len: 0,
             },
             element: std::marker::PhantomData,

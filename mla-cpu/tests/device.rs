@@ -117,7 +117,21 @@ fn buffers_are_aligned_and_zero() {
             0
         );
     }
-    assert!(Buffer::zeroed(usize::MAX / 2).is_err());
+    assert!(Buffer::zeroed(usize::MAX / 2).is_err() && Buffer::zeroed(usize::MAX).is_err());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn buffers_take_memory_when_written() {
+    let resident = || {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: usize = pages.split(' ').nth(1).unwrap().parse().unwrap();
+        4096 * pages
+    };
+    let before = resident();
+    let buffer = Buffer::zeroed(4 << 30).unwrap();
+    assert!(resident() < before + (1 << 30));
+    assert_eq!(buffer.as_bytes()[1 << 30], 0);
 }
 
 fn gemm_case<T: Element>([batch, m, n, k]: [usize; 4], by_columns: bool, shared: bool, seed: u64) {
