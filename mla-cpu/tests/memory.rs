@@ -163,6 +163,12 @@ fn empty_tensors_take_no_time() {
         // Tables of that number of positions fit into no memory.
         assert_eq!(rotated.is_ok(), batch == 0, "{shape:?}");
     }
+    for (rows, shape) in [(1, [2, HUGE, 0]), (0, [0, HUGE, HUGE])] {
+        let [_, heads, width] = shape;
+        let (from, places) = (read([rows, heads, width]), [0; 1]);
+        let places = ArrayRef::from_slice(&places[..rows]);
+        cpu.scatter_rows(from, places, written(shape)).unwrap();
+    }
     assert!(
         cpu.rotate(&rotary_of(2), RotaryQuery::InPlace(written([2, HUGE, 0])))
             .is_ok()

@@ -2,8 +2,9 @@
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
+use mla_runtime::device::{Device as _, Fp8Blocks};
 use mla_runtime::indexer::IndexCacheLayout;
-use mla_runtime::layer::{MlaLayer, StepPlan, StepRequest};
+use mla_runtime::layer::{MlaLayer, StepPlan, StepRequest, Weights};
 use mla_runtime::model::{DType, HeadDims, IndexDims, KvFormat, MlaDims};
 use mla_runtime::plan::memory::MemoryNeeds;
 use mla_runtime::spec::{Problem, QueryLen};
@@ -186,6 +187,52 @@ fn bad_split_caches_are_refused() {
             .to_string(),
         "cache: given one tensor, accepted two tensors, as the layout says"
     );
+}
+
+#[test]
+fn views_without_elements() {
+    // Their extents and strides are those of no memory, and are not added up.
+    for shape in [[0, 2, 2], [2, 0, 2], [2, 2, 0]] {
+        let gapless = Layout::contiguous(DType::F32, shape);
+        let layout = Layout {
+            strides: [usize::MAX, usize::MAX - 1, usize::MAX - 2],
+            ..gapless
+        };
+        let view = TensorRef::<Cpu>::new(&[], layout).unwrap();
+        assert_eq!(*view.layout(), gapless);
+        let to = TensorMut::<Cpu>::new(&mut [], layout).unwrap();
+        assert_eq!(*to.layout(), gapless);
+        let places = &[0, 1][..shape[0]];
+        let cpu = Cpu::new();
+        cpu.scatter_rows(view, ArrayRef::from_slice(places), to)
+            .unwrap();
+    }
+    let nothing = ArrayRef::from_slice(&[]);
+    let blocks = Fp8Blocks::<Cpu>::from_row(&[], nothing, [usize::MAX, 0], 127).unwrap();
+    assert_eq!(blocks.rows(1..usize::MAX).unwrap().first_row(), 0);
+    // A problem without a latent is refused where a layer is made.
+    let none = MlaDims::new(0, HeadDims::new(4, 4, 4));
+    let config = LayerConfig::new(Problem::new(none, 2, DType::F32), 0.1);
+    let layout = Layout {
+        strides: [0, usize::MAX, 1],
+        ..Layout::contiguous(DType::F32, [1, 16, 0])
+    };
+    let view = TensorRef::<Cpu>::new(&[], layout).unwrap();
+    Weights::from_checkpoint(view, &config).unwrap();
+    // Rows without bytes.
+    let none = MlaDims::new(0, HeadDims::new(4, 0, 4));
+    let cache = |pages, page_size| {
+        let layout = CacheLayout::contiguous(none, KvFormat::F32, pages, page_size);
+        CacheRef::<Cpu>::new(&[], layout).map(drop)
+    };
+    cache(1 << 40, 1 << 22).unwrap();
+    for (pages, page_size) in [(2, usize::MAX), (usize::MAX, 1), (1 << 62, 2)] {
+        let error = cache(pages, page_size).unwrap_err().to_string();
+        assert!(
+            error.ends_with(", accepted fewer than 2^63 slots"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

@@ -96,7 +96,8 @@ impl<'a, D: Memory> Fp8Blocks<'a, D> {
             let accepted = format!("within 0..{count}");
             return Err(Error::argument("rows", format!("{rows:?}"), accepted));
         }
-        let (first, end) = (self.first_row + rows.start, self.first_row + rows.end);
+        // Rows without columns may be of any number.
+        let [first, end] = [rows.start, rows.end].map(|row| self.first_row.saturating_add(row));
         let width = columns.div_ceil(BLOCK);
         let blocks = first / BLOCK..end.div_ceil(BLOCK).max(first / BLOCK);
         Ok(Self {

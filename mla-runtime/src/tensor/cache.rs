@@ -208,6 +208,14 @@ impl CacheLayout {
         if self.page_size == 0 {
             return Err(Error::argument("page_size", 0, "1 and up"));
         }
+        // Memory does not bound the number of rows without bytes.
+        if i64::try_from(self.slots()).is_err() {
+            return Err(Error::argument(
+                "cache layout",
+                self,
+                "fewer than 2^63 slots",
+            ));
+        }
         let rows = self.check_strides(
             ["row stride", "rows"],
             self.strides(),

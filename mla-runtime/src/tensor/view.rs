@@ -46,12 +46,14 @@ impl Layout {
         tokens.saturating_mul(heads).saturating_mul(width)
     }
 
-    // An axis with at most one index may have any stride. It gets the stride that it has in a
-    // tensor without gaps: kernels and libraries refuse some others.
+    // An axis with at most one index may have any stride, and every axis of a tensor without
+    // elements. It gets the stride that it has in a tensor without gaps: kernels and libraries
+    // refuse some others.
     fn settled(mut self) -> Self {
         let gapless = Self::contiguous(self.dtype, self.shape);
+        let is_empty = self.shape.contains(&0);
         for axis in 0..3 {
-            if self.shape[axis] <= 1 {
+            if is_empty || self.shape[axis] == 1 {
                 self.strides[axis] = gapless.strides[axis];
             }
         }
