@@ -254,7 +254,8 @@ impl Extents {
 pub(super) fn head_range(heads: &Range<usize>, all: usize, config: &LayerConfig) -> Result<()> {
     let own = config.problem.heads as usize;
     let count = heads.end.checked_sub(heads.start);
-    if count == Some(own) && heads.end <= all {
+    let outputs = heads.end.checked_mul(Extents::of(config).width());
+    if count == Some(own) && heads.end <= all && outputs.is_some() {
         return Ok(());
     }
     let of = match all {

@@ -3,12 +3,12 @@
 
 use half::{bf16, f16};
 use mla_cpu::Cpu;
-use mla_runtime::Result;
 use mla_runtime::backend::LayerConfig;
 use mla_runtime::device::Fp8Blocks;
 use mla_runtime::layer::{OwnedWeights, Weights, check_adapter};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
 use mla_runtime::tensor::{ArrayRef, Layout, Memory, TensorMut, TensorRef};
+use mla_runtime::{Error, Result};
 
 use crate::world::{Case, Numbers, Outcome, World};
 use crate::{MIXED, cpu_layer, run};
@@ -311,6 +311,14 @@ fn bad_weights_are_refused() {
     assert_eq!(
         refused(owned.map(drop)),
         "heads: given 0..4, accepted a range of the problem's 4 heads of the tensor's 3"
+    );
+    // Heads whose rows integers do not count.
+    let last = usize::MAX - 3..usize::MAX;
+    let owned = OwnedWeights::from_rows(device, last, &config, |_, _| Ok::<(), Error>(()));
+    assert_eq!(
+        refused(owned.map(drop)),
+        "heads: given 18446744073709551612..18446744073709551615, accepted a range of the \
+         problem's 3 heads"
     );
     // Made for other heads, of as many elements.
     let owned = OwnedWeights::from_rows(device, 0..3, &config, |_, _| {
