@@ -344,6 +344,8 @@ proptest! {
 // or its kind of output.
 struct Small {
     query: Vec<f32>,
+    // Query tokens, all of them the same.
+    tokens: usize,
     cache: Vec<f32>,
     table: Vec<i32>,
     seq_lens: Vec<i32>,
@@ -357,6 +359,7 @@ impl Small {
         let mut random = Random(9);
         Self {
             query: random.fill(2 * 12),
+            tokens: 1,
             cache: random.fill(2 * 2 * 12),
             table: vec![1, 0],
             seq_lens: vec![3],
@@ -371,7 +374,9 @@ impl Small {
         let mut state = backend.state(&cpu, &limits(1))?;
         let layout = CacheLayout::contiguous(Self::DIMS, KvFormat::F32, 2, 2);
         let call = DecodeCall::new(
-            Query::Concatenated(TensorRef::from_slice(&self.query, [1, 2, 12])?),
+            Query::Concatenated(
+                TensorRef::from_slice(&self.query, [1, 2, 12])?.broadcast(0, self.tokens)?,
+            ),
             CacheRef::new(bytemuck::cast_slice(&self.cache), layout)?,
             DecodeBatch::new(
                 BlockTable::new(ArrayRef::from_slice(&self.table), 1, 2)?,
@@ -390,7 +395,7 @@ impl Small {
         let backend = CpuPrefill::new(&cpu, &config(problem))?;
         let mut state = backend.state(&cpu, &limits(1))?;
         let call = PrefillCall::new(
-            TensorRef::from_slice(&self.query, [1, 2, 8])?,
+            TensorRef::from_slice(&self.query, [1, 2, 8])?.broadcast(0, self.tokens)?,
             Keys::Packed(TensorRef::from_slice(&self.cache, [2, 2, 8])?),
             TensorRef::from_slice(&self.cache[20..], [2, 2, 4])?,
             out,
@@ -450,6 +455,18 @@ fn quantised_outputs_encode_plain_ones() {
             error.to_string(),
             "out scale: given 0, accepted a finite number above 0"
         );
+        // An output of no bytes for tokens that no memory has.
+        let many = Small {
+            tokens: 1 << 62,
+            ..Small::new()
+        };
+        let out = Output::Fp8 {
+            bytes: &mut bytes[..0],
+            scale: 1.0,
+        };
+        let error = attend(&many, out).unwrap_err().to_string();
+        let start = "out: given 0 bytes, accepted 18446744073709551615 bytes";
+        assert!(error.starts_with(start), "{error}");
     }
 }
 
