@@ -321,7 +321,11 @@ fn typed<'a, T: Pod>(field: &'static str, bytes: &'a [u8]) -> Result<&'a [T]> {
     bytemuck::try_cast_slice(&bytes[..whole]).map_err(|error| misaligned::<T>(field, error))
 }
 
-fn typed_mut<'a, T: Pod>(field: &'static str, bytes: &'a mut [u8]) -> Result<&'a mut [T]> {
+// Views bytes as elements, to write them, in the same way.
+pub(crate) fn typed_mut<'a, T: Pod>(
+    field: &'static str,
+    bytes: &'a mut [u8],
+) -> Result<&'a mut [T]> {
     if bytes.is_empty() {
         return Ok(&mut []);
     }

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::rows::{Row, rows};
 use crate::cache::Pages;
-use crate::view::Elements;
+use crate::view::{Elements, typed_mut};
 use crate::{Cpu, fp8};
 use mla_runtime::indexer::{IndexCacheLayout, IndexCacheRef, IndexRows};
 use mla_runtime::model::IndexDims;
@@ -50,7 +50,7 @@ pub(super) fn logits(
     let weights = Elements::<f32>::of("scaled head weights", weights)?;
     let bytes = cache.bytes();
     let stride = logits.layout().strides[1].max(columns).max(1);
-    let to: &mut [f32] = bytemuck::cast_slice_mut(whole(logits.into_bytes()));
+    let to = typed_mut::<f32>("index logits", logits.into_bytes())?;
     cpu.install(|| {
         to.par_chunks_mut(stride)
             .zip(&rows)
@@ -84,12 +84,6 @@ pub(super) fn logits(
                 Ok(())
             })
     })
-}
-
-// Returns the bytes of whole f32s: fewer than four at the end are cut off.
-fn whole(bytes: &mut [u8]) -> &mut [u8] {
-    let len = bytes.len() / 4 * 4;
-    &mut bytes[..len]
 }
 
 /// A tile of keys, transposed: `[width][LANES]`, and their scales.

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::rows::rows;
 use crate::Cpu;
 use crate::cache::Pages;
-use crate::view::Elements;
+use crate::view::{Elements, typed_mut};
 use mla_runtime::indexer::IndexRows;
 use mla_runtime::tensor::TensorRef;
 use mla_runtime::{Error, Result};
@@ -26,11 +26,7 @@ pub(super) fn select(
         return Err(Error::argument("page_size", 0, "1 and up"));
     }
     let needed = of.check_lists(slots.len(), width)?;
-    let to = &mut slots[..needed];
-    let to: &mut [i32] = bytemuck::try_cast_slice_mut(to).map_err(|error| {
-        let given = format!("bytes that cannot be read as i32 ({error})");
-        Error::argument("slot lists", given, "bytes aligned to 4")
-    })?;
+    let to = typed_mut::<i32>("slot lists", &mut slots[..needed])?;
     let (rows, pool) = (rows(of, columns)?, of.pool as usize);
     let pages = Pages::of(&of.batch.block_table, page_size)?;
     // Maximum number of pages with slots of 32 bits.

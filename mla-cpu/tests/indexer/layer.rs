@@ -666,6 +666,18 @@ fn refusals_name_the_field() {
         "indexer workspace: given one for 4 index heads of 32 values, 8 of them rotary, lists of \
          8, accepted 4 index heads of 32 values, 8 of them rotary, lists of 9"
     );
+    // The workspace is of an indexer of another layer, with narrower queries.
+    let mut problem = sparse.config().problem;
+    problem.dtype = DType::BF16;
+    let narrow = Indexer::new(&cpu, &indexer_config(9), &problem).unwrap();
+    let mut foreign = narrow.workspace(&IndexLimits::new(limits())).unwrap();
+    let before = world.index_cache.clone();
+    let refused = world.select(&indexer, &space, &mut foreign, &step);
+    assert_eq!(
+        error(refused.unwrap_err()),
+        "indexer workspace: given one for queries in bf16, accepted one for queries in f32"
+    );
+    assert!(world.index_cache == before);
     // The indexer's workspace is for shorter steps.
     let short = limits().with_tokens(3);
     let mut small = indexer.workspace(&short).unwrap();

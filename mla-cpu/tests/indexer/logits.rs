@@ -5,7 +5,7 @@ use mla_conformance::reference::{decode_e4m3, index_logit};
 use mla_cpu::Cpu;
 use mla_runtime::backend::DecodeBatch;
 use mla_runtime::indexer::{IndexCacheLayout, IndexCacheRef, IndexDevice as _, IndexRows};
-use mla_runtime::model::IndexDims;
+use mla_runtime::model::{DType, IndexDims};
 use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, TensorMut, TensorRef};
 
 use crate::{Batch, random};
@@ -245,5 +245,41 @@ fn short_arrays_are_refused() {
     assert_eq!(
         refused(0, &[], &[0]),
         "requests: given none, for 1 query tokens, accepted 1 and up"
+    );
+}
+
+#[test]
+fn no_rows_of_any_width() {
+    // Memory without bytes may begin at any address.
+    let (cpu, dims) = (Cpu::new(), IndexDims::new(4, 32, 8, 9));
+    let cache = IndexCacheLayout::contiguous(dims, 0, 16);
+    let (none, starts) = (ArrayRef::from_slice(&[]), ArrayRef::from_slice(&[0]));
+    let table = BlockTable::new(none, 0, 2).unwrap();
+    let rows = IndexRows::new(DecodeBatch::new(table, (none, 8), (starts, 1)), 0..0);
+    for columns in [8, 1 << 62, usize::MAX] {
+        let layout = |shape| Layout::contiguous(DType::F32, shape);
+        let weights = TensorRef::<Cpu>::new(&[], layout([0, 1, 4])).unwrap();
+        let cache = IndexCacheRef::<Cpu>::new(&[], cache).unwrap();
+        let logits = TensorMut::<Cpu>::new(&mut [], layout([1, 0, columns])).unwrap();
+        cpu.index_logits(dims, &[], weights, cache, &rows, logits)
+            .unwrap();
+        let logits = TensorRef::<Cpu>::new(&[], layout([1, 0, columns])).unwrap();
+        cpu.select_slots(logits, &rows, 16, &mut [], columns)
+            .unwrap();
+    }
+    // No heads have queries of any width.
+    let dims = IndexDims::new(0, u32::MAX, 8, 9);
+    let cache = IndexCacheLayout::contiguous(dims, 0, 16);
+    let table = BlockTable::new(none, 1, 0).unwrap();
+    let (lens, starts) = (ArrayRef::from_slice(&[0]), ArrayRef::from_slice(&[0, 1]));
+    let rows = IndexRows::new(DecodeBatch::new(table, (lens, 0), (starts, 1)), 0..1);
+    let layout = |shape| Layout::contiguous(DType::F32, shape);
+    let weights = TensorRef::<Cpu>::new(&[], layout([1, 1, 0])).unwrap();
+    let cache = IndexCacheRef::<Cpu>::new(&[], cache).unwrap();
+    let logits = TensorMut::<Cpu>::new(&mut [], layout([1, 1, 0])).unwrap();
+    let refused = cpu.index_logits(dims, &[], weights, cache, &rows, logits);
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "index_n_heads: given 0, accepted 1 and up"
     );
 }

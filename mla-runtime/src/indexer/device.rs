@@ -423,6 +423,10 @@ impl<D: IndexDevice> IndexRows<'_, D> {
         weights: &TensorRef<'_, D>,
     ) -> Result<()> {
         let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
+        // Memory does not bound the width of no heads.
+        if heads == 0 {
+            return Err(Error::argument("index_n_heads", 0, "1 and up"));
+        }
         let shape = [self.tokens.len(), heads, width];
         check_queries("index queries", bytes, weights, shape)
     }

@@ -371,6 +371,11 @@ impl<D: IndexDevice> Indexer<D> {
             let given = format!("one for {}", own.needs.dims);
             return Err(Error::argument("indexer workspace", given, dims));
         }
+        if own.dtype != self.problem.dtype {
+            let [given, accepted] =
+                [own.dtype, self.problem.dtype].map(|dtype| format!("one for queries in {dtype}"));
+            return Err(Error::argument("indexer workspace", given, accepted));
+        }
         let columns = own.needs.columns as usize * dims.pool as usize;
         let longest = workspace.decode_batch()?.max_seq_len;
         let tokens = workspace.tokens();
@@ -497,7 +502,6 @@ impl<D: Device> Indexer<D> {
     /// If a limit is out of range, or the device has not as much memory left.
     pub fn workspace(&self, limits: &StepLimits) -> Result<IndexerWorkspace<D>> {
         let plan = self.memory_plan(limits, 1, 0)?;
-        let needs = IndexNeeds::of(self.config.dims, limits, self.problem.page_size)?;
-        IndexerWorkspace::new(&self.device, needs, plan)
+        IndexerWorkspace::new(&self.device, self.needs(limits)?, self.problem.dtype, plan)
     }
 }

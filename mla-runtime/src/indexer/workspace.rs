@@ -3,6 +3,7 @@
 use crate::backend::{DecodeStage, PrefillStage, SlotLists};
 use crate::device::Device;
 use crate::layer::Workspace;
+use crate::model::DType;
 use crate::plan::index::IndexNeeds;
 use crate::plan::memory::{MemoryPlan, RegionName};
 use crate::tensor::ArrayRef;
@@ -13,6 +14,8 @@ use crate::{Error, Result};
 pub struct IndexerWorkspace<D: Device> {
     pub(super) buffer: D::Buffer,
     pub(super) needs: IndexNeeds,
+    /// The dtype of projected queries.
+    pub(super) dtype: DType,
     /// The place of each tensor in the buffer.
     pub(super) plan: MemoryPlan,
     /// The workspace and the step that the lists are for.
@@ -27,7 +30,12 @@ pub(super) struct Selected {
 }
 
 impl<D: Device> IndexerWorkspace<D> {
-    pub(super) fn new(device: &D, needs: IndexNeeds, plan: MemoryPlan) -> Result<Self> {
+    pub(super) fn new(
+        device: &D,
+        needs: IndexNeeds,
+        dtype: DType,
+        plan: MemoryPlan,
+    ) -> Result<Self> {
         let bytes = usize::try_from(plan.indexer_bytes).map_err(|_| {
             let given = format!("{} bytes", plan.indexer_bytes);
             Error::argument("limits", given, "what memory can hold")
@@ -35,6 +43,7 @@ impl<D: Device> IndexerWorkspace<D> {
         Ok(Self {
             buffer: device.allocate(bytes)?,
             needs,
+            dtype,
             plan,
             selected: None,
         })

@@ -185,6 +185,14 @@ impl IndexerConfig {
                 return Err(Error::argument(field, value, format!("1 to {MAX_DIM}")));
             }
         }
+        // Devices count the values of a token's queries in 32 bits.
+        if u64::from(heads) * u64::from(width) > i32::MAX as u64 {
+            let accepted = format!(
+                "at most {} beside {heads} index heads",
+                i32::MAX as u32 / heads
+            );
+            return Err(Error::argument("index_head_dim", width, accepted));
+        }
         if !width.is_multiple_of(4) {
             return Err(Error::argument("index_head_dim", width, "a multiple of 4"));
         }
@@ -249,6 +257,11 @@ mod tests {
         assert_eq!(
             with(IndexDims { width: 130, ..dims }),
             "index_head_dim: given 130, accepted a multiple of 4"
+        );
+        let wide = IndexDims::new(32768, 65536, 64, 2048);
+        assert_eq!(
+            with(wide),
+            "index_head_dim: given 65536, accepted at most 65535 beside 32768 index heads"
         );
         for rope in [63, 130] {
             assert_eq!(
