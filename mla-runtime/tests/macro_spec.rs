@@ -318,3 +318,90 @@ fn every_block_is_linked_once() {
     let left_out = LINKED.iter().filter(|entry| !entry.is_implemented());
     assert_eq!(left_out.count(), 1, "{linked:?}");
 }
+
+#[test]
+fn specs_by_hand_are_checked() {
+    type Change = fn(BackendSpec) -> BackendSpec;
+    let good = |phase| BackendSpec::new("BY_HAND", phase, Platform::Cuda);
+    let refused: [(Phase, Change, &str); 16] = [
+        (Phase::Decode, |s| s.with_name("ALL"), "name: "),
+        (Phase::Decode, |s| s.with_capabilities(&[]), "sm: "),
+        (Phase::Prefill, |s| s.with_dtypes(&[]), "dtypes: "),
+        (
+            Phase::Decode,
+            |s| s.with_heads(HeadCounts::Range(65537, 65538)),
+            "heads: ",
+        ),
+        (
+            Phase::Decode,
+            |s| s.with_page_sizes(PageSizes::List(&[0])),
+            "page_sizes: ",
+        ),
+        (Phase::Decode, |s| s.with_alignment(12), "alignment: "),
+        (
+            Phase::Prefill,
+            |s| s.with_dims(Some(&[HeadDims::new(0, 64, 128)])),
+            "dims: ",
+        ),
+        (
+            Phase::Decode,
+            |s| s.with_cache_dims(Some(&[CacheDims::new(0, 64)])),
+            "cache_dims: ",
+        ),
+        (
+            Phase::Decode,
+            |s| {
+                let s = s.with_cache_dims(Some(&[CacheDims::new(448, 64)]));
+                s.with_kv_formats(&[KvFormat::Fp8DsMla])
+            },
+            "cache_dims: ",
+        ),
+        (
+            Phase::Decode,
+            |s| s.with_kv_formats(&[KvFormat::F32]),
+            "kv: ",
+        ),
+        (Phase::Prefill, |s| s.with_lse(LseOutput::None), "lse: "),
+        (
+            Phase::Decode,
+            |s| s.with_max_query_len(Some(8)),
+            "max_query_len: ",
+        ),
+        (
+            Phase::Decode,
+            |s| s.with_graphs(GraphSupport::Always),
+            "graphs: ",
+        ),
+        (
+            Phase::Decode,
+            |s| {
+                s.with_lse(LseOutput::None)
+                    .with_lse_precision(LsePrecision::DType)
+            },
+            "lse_precision: ",
+        ),
+        (
+            Phase::Decode,
+            |s| s.with_features(FeatureSet::of(&[Feature::DenseRequests])),
+            "features: ",
+        ),
+        (
+            Phase::Decode,
+            |s| {
+                s.with_platform(Platform::Cpu).with_priority(Priority {
+                    by_capability: &[(SM90_ALONE, 10)],
+                    otherwise: 0,
+                })
+            },
+            "priority: ",
+        ),
+    ];
+    for (phase, change, field) in refused {
+        let good = good(phase);
+        assert_eq!(good.checked(), good);
+        let bad = change(good);
+        let panic = std::panic::catch_unwind(|| bad.checked()).unwrap_err();
+        let said = panic.downcast_ref::<&str>().copied().unwrap_or_default();
+        assert!(said.starts_with(field), "{field}{said}");
+    }
+}

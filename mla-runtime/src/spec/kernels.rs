@@ -374,6 +374,7 @@ mod tests {
             // A GPU of the set that no target runs on is no fault: it is a reason where it is asked
             // for.
             (&[Floor(sm(7, 5))], &[SM90]),
+            (&[Floor(sm(9, 0))], &[SM90]),
             (&[Family(9)], &[SM90]),
             // With its feature it may.
             (&[Exact(sm(9, 0)), Family(10)], &[SM90, NO_SM100]),
