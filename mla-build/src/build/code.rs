@@ -7,7 +7,7 @@ use std::{
 
 use super::Plan;
 use crate::{
-    Error,
+    Error, bounded,
     code::{Code, CodeFile, FILE, Launches, Layouts, kernels},
     diagnostic,
     unit::{Language, Unit},
@@ -32,7 +32,7 @@ impl Plan {
         let declarations = kernels.declarations.as_ref().map(|file| root.join(file));
         let layouts = match declarations.as_deref().or(bindings) {
             Some(path) => {
-                let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
+                let text = bounded::read_to_string(path).map_err(Error::file("read", path))?;
                 Layouts::of_bindings(&text)
             }
             None => Layouts::default(),
@@ -88,7 +88,7 @@ impl Plan {
             let status = finished.status.to_string();
             return Err(tool(diagnostic::first_error(&finished.log, &status)));
         }
-        let bytes = fs::read(&path).map_err(Error::file("read", &path))?;
+        let bytes = bounded::read(&path).map_err(Error::file("read", &path))?;
         let kernels = match is_ptx {
             true => Vec::new(),
             false => kernels(&bytes).ok_or_else(|| {

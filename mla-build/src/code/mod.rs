@@ -11,7 +11,7 @@
 mod cubin;
 mod layout;
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use globset::Glob;
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use cubin::entries;
 pub(crate) use layout::Layouts;
 
-use crate::{Error, ptxas};
+use crate::{Error, bounded, ptxas};
 
 /// The file of descriptions beside the code.
 pub const FILE: &str = "code.json";
@@ -152,7 +152,7 @@ pub(crate) struct Launches(Vec<Row>);
 
 impl Launches {
     pub(crate) fn load(path: &Path) -> Result<Self, Error> {
-        let bytes = fs::read(path).map_err(Error::file("read", path))?;
+        let bytes = bounded::read(path).map_err(Error::file("read", path))?;
         let rows: Vec<Row> =
             serde_json::from_slice(&bytes).map_err(Error::file("understand", path))?;
         for Row { kernel, .. } in &rows {
@@ -279,6 +279,17 @@ mod tests {
                 \"Offset of field: Params::tokens\",
             ][::core::mem::offset_of!(Params, tokens) - 8usize];
         };";
+
+    #[test]
+    fn an_endless_file_of_launches_is_refused_by_the_bound() {
+        let refused = Launches::load(Path::new("/dev/zero"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            refused.contains("/dev/zero") && refused.contains("67108864"),
+            "{refused}"
+        );
+    }
 
     fn kernel() -> Kernel {
         let parameter = |offset, bytes| Parameter {
