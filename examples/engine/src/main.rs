@@ -5,8 +5,9 @@
 //! $ cargo run --release -p engine --features sm90
 //! ```
 
-use std::io::{ErrorKind, Write as _};
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -86,12 +87,23 @@ fn check(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
+/// The text of a configuration. A file without an end, such as a device, is refused by the bound.
+fn read(path: &Path) -> std::io::Result<String> {
+    const MAX: u64 = 1 << 20;
+    let mut text = String::new();
+    File::open(path)?.take(MAX + 1).read_to_string(&mut text)?;
+    match text.len() as u64 > MAX {
+        true => Err(std::io::Error::other(format!("more than {MAX} bytes"))),
+        false => Ok(text),
+    }
+}
+
 fn serve(arguments: &Arguments) -> Result<()> {
     check(arguments)?;
     let mut status = Status::new("making the model");
     let json = match &arguments.config {
         None => SMALL.to_owned(),
-        Some(path) => std::fs::read_to_string(path).map_err(|error| {
+        Some(path) => read(path).map_err(|error| {
             let given = format!("{} ({error})", path.display());
             Error::refused("--config", given, "a file that can be read")
         })?,

@@ -88,6 +88,10 @@ fn settings_that_make_no_sense_are_refused_in_one_line() {
             "--config: given /nowhere/config.json (",
         ),
         ("--config Cargo.toml", "config: "),
+        (
+            "--config /dev/zero",
+            "--config: given /dev/zero (more than 1048576 bytes), accepted a file that can be read",
+        ),
     ] {
         let told = refused(arguments);
         assert!(
