@@ -502,6 +502,7 @@ impl<D: Device> Indexer<D> {
     /// If a limit is out of range, or the device has not as much memory left.
     pub fn workspace(&self, limits: &StepLimits) -> Result<IndexerWorkspace<D>> {
         let plan = self.memory_plan(limits, 1, 0)?;
-        IndexerWorkspace::new(&self.device, self.needs(limits)?, self.problem.dtype, plan)
+        let needs = IndexNeeds::of(self.config.dims, limits, self.problem.page_size)?;
+        IndexerWorkspace::new(&self.device, needs, self.problem.dtype, plan)
     }
 }
