@@ -5,6 +5,7 @@ use super::trial::Placement;
 use crate::reference;
 use std::ops::Range;
 
+use half::{bf16, f16};
 use mla_runtime::Result;
 use mla_runtime::backend::{LayerConfig, Output};
 use mla_runtime::device::Device;
@@ -224,8 +225,8 @@ impl Tensor {
         let to = &mut self.bytes[at..];
         match self.layout.dtype {
             DType::F32 => to[..4].copy_from_slice(&(value as f32).to_le_bytes()),
-            DType::F16 => to[..2].copy_from_slice(&reference::encode_f16(value)),
-            DType::BF16 => to[..2].copy_from_slice(&reference::encode_bf16(value)),
+            DType::F16 => to[..2].copy_from_slice(&f16::from_f64(value).to_le_bytes()),
+            DType::BF16 => to[..2].copy_from_slice(&bf16::from_f64(value).to_le_bytes()),
         }
     }
 
@@ -240,15 +241,14 @@ impl Tensor {
     }
 
     /// Returns the first byte between the rows that is not poison any more.
-    pub(super) fn touched(&self) -> Option<usize> {
-        let [_, heads, width] = self.layout.shape;
+    fn touched(&self) -> Option<usize> {
+        let [tokens, heads, width] = self.layout.shape;
         let size = self.layout.dtype.bytes();
         let (stride, row) = (self.layout.strides[0] * size, heads * width * size);
-        let is_between = |byte: usize| match byte.checked_sub(self.start) {
-            None => true,
-            Some(byte) => byte % stride.max(1) >= row,
-        };
-        (0..self.bytes.len()).find(|byte| is_between(*byte) && self.bytes[*byte] != POISON)
+        let rows = (0..tokens).map(|token| self.start + token * stride);
+        let between = rows.map(|at| at + row..at + stride);
+        let mut gaps = [0..self.start].into_iter().chain(between).flatten();
+        gaps.find(|byte| self.bytes[*byte] != POISON)
     }
 
     pub(super) fn upload<D: Device>(&self, device: &D) -> Result<OnDevice<D>> {
@@ -264,8 +264,8 @@ fn read(dtype: DType, bytes: &[u8], at: usize) -> f64 {
     let half = [bytes[at], bytes[at + 1]];
     match dtype {
         DType::F32 => f32::from_le_bytes([half[0], half[1], bytes[at + 2], bytes[at + 3]]).into(),
-        DType::F16 => half::f16::from_le_bytes(half).into(),
-        DType::BF16 => half::bf16::from_le_bytes(half).into(),
+        DType::F16 => f16::from_le_bytes(half).into(),
+        DType::BF16 => bf16::from_le_bytes(half).into(),
     }
 }
 
@@ -564,14 +564,15 @@ impl Written {
 
     /// Checks that nothing was written between the rows.
     pub(super) fn check_gaps(&self, name: &'static str) -> std::result::Result<(), Failure> {
-        match self.out.touched() {
-            Some(byte) if !self.problem.quant_output => Err(Failure::Touched {
+        let plain = !self.problem.quant_output;
+        match plain.then(|| self.out.touched()).flatten() {
+            Some(byte) => Err(Failure::Touched {
                 name,
                 problem: Box::new(self.problem),
                 tensor: "out",
                 byte,
             }),
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 }

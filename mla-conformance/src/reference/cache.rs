@@ -1,5 +1,7 @@
 //! Cache rows, format by format.
 
+use std::sync::LazyLock;
+
 use half::{bf16, f16};
 
 use mla_runtime::model::KvFormat;
@@ -7,6 +9,12 @@ use mla_runtime::model::KvFormat;
 /// Returns the value of an e4m3 code: a sign, four bits of exponent with bias 7, three of mantissa;
 /// no infinities, and NaN where all bits but the sign are set.
 pub fn decode_e4m3(code: u8) -> f64 {
+    static VALUES: LazyLock<[f64; 256]> =
+        LazyLock::new(|| std::array::from_fn(|code| value_of_e4m3(code as u8)));
+    VALUES[usize::from(code)]
+}
+
+fn value_of_e4m3(code: u8) -> f64 {
     let sign = if code >= 128 { -1.0 } else { 1.0 };
     let exponent = i32::from(code / 8 % 16);
     let mantissa = f64::from(code % 8);
@@ -27,12 +35,20 @@ pub fn encode_e4m3(value: f64) -> u8 {
     if value.is_nan() {
         return sign + 127;
     }
-    sign + nearest(value.abs().min(448.0), 126, |code| decode_e4m3(code as u8)) as u8
+    let magnitude = value.abs().min(448.0);
+    // Sign, exponent and the first three places of an f32, whose exponent has another bias.
+    let guess = ((magnitude as f32).to_bits() >> 20).saturating_sub(120 << 3);
+    sign + nearest(magnitude, 126, guess as u16, |code| decode_e4m3(code as u8)) as u8
 }
 
 /// Returns the code nearest to a value, the even one of two as near, in a format of sixteen bits
 /// whose positive codes ascend to `infinity`. A NaN is one above it.
-fn encode_half(value: f64, infinity: u16, decode: impl Fn(u16) -> f64) -> [u8; 2] {
+fn encode_half(
+    value: f64,
+    infinity: u16,
+    guess: impl Fn(f64) -> u16,
+    decode: impl Fn(u16) -> f64,
+) -> [u8; 2] {
     let sign = if value.is_sign_negative() { 1 << 15 } else { 0 };
     if value.is_nan() {
         return (sign + infinity + 1).to_le_bytes();
@@ -46,13 +62,17 @@ fn encode_half(value: f64, infinity: u16, decode: impl Fn(u16) -> f64) -> [u8; 2
         }
     };
     let magnitude = value.abs().min(place(infinity));
-    (sign + nearest(magnitude, infinity, place)).to_le_bytes()
+    (sign + nearest(magnitude, infinity, guess(magnitude), place)).to_le_bytes()
 }
 
 /// Returns the code from 0 to `last` nearest to a magnitude, the even one of two as near, where the
-/// codes' values ascend and the last one's is not below the magnitude.
-fn nearest(magnitude: f64, last: u16, decode: impl Fn(u16) -> f64) -> u16 {
-    let (mut below, mut above) = (0, last);
+/// codes' values ascend and the last one's is not below the magnitude. A good guess saves steps.
+fn nearest(magnitude: f64, last: u16, guess: u16, decode: impl Fn(u16) -> f64) -> u16 {
+    let guess = guess.min(last);
+    let (mut below, mut above) = (guess.saturating_sub(1), (guess + 1).min(last));
+    if decode(below) > magnitude || decode(above) < magnitude {
+        (below, above) = (0, last);
+    }
     while above - below > 1 {
         let middle = below + (above - below) / 2;
         if decode(middle) <= magnitude {
@@ -71,12 +91,14 @@ fn nearest(magnitude: f64, last: u16, decode: impl Fn(u16) -> f64) -> u16 {
 
 /// Returns the bytes of the bf16 nearest to a value.
 pub fn encode_bf16(value: f64) -> [u8; 2] {
-    encode_half(value, 0x7f80, |code| bf16::from_bits(code).to_f64())
+    let guess = |magnitude| bf16::from_f64(magnitude).to_bits();
+    encode_half(value, 0x7f80, guess, |code| bf16::from_bits(code).to_f64())
 }
 
 /// Returns the bytes of the f16 nearest to a value.
 pub fn encode_f16(value: f64) -> [u8; 2] {
-    encode_half(value, 0x7c00, |code| f16::from_bits(code).to_f64())
+    let guess = |magnitude| f16::from_f64(magnitude).to_bits();
+    encode_half(value, 0x7c00, guess, |code| f16::from_bits(code).to_f64())
 }
 
 /// Returns the bytes of a row of L + R values. `scale` is that of [`KvFormat::Fp8`].

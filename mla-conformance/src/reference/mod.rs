@@ -113,16 +113,50 @@ pub fn left_by_sink(sink: f64, lse: f64) -> f64 {
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
     let mut sums = [0.0; 8];
-    for (a, b) in a.chunks(8).zip(b.chunks(8)) {
+    let ((a, last_a), (b, last_b)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
+    for (a, b) in a.iter().zip(b) {
         for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
             *sum += a * b;
         }
     }
+    for (sum, (a, b)) in sums.iter_mut().zip(last_a.iter().zip(last_b)) {
+        *sum += a * b;
+    }
     sums.iter().sum()
 }
 
+/// Computes a result for each index below `count`, in several threads if there is much to do.
+pub(crate) fn each<T: Send>(
+    count: usize,
+    much: bool,
+    result: impl Fn(usize) -> T + Sync,
+) -> Vec<T> {
+    let threads = match much {
+        true => thread::available_parallelism().map_or(1, usize::from),
+        false => 1,
+    };
+    let some = count.div_ceil(threads).max(1);
+    let of_some = &|first: usize| -> Vec<T> {
+        let indices = first..count.min(first + some);
+        indices.map(&result).collect()
+    };
+    if some >= count {
+        return of_some(0);
+    }
+    thread::scope(|scope| {
+        let threads = (0..count).step_by(some);
+        let threads: Vec<_> = threads
+            .map(|first| scope.spawn(move || of_some(first)))
+            .collect();
+        let results = threads.into_iter().map(thread::ScopedJoinHandle::join);
+        results
+            .flat_map(|some| some.unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect()
+    })
+}
+
 /// Computes attention of queries `[T, H, …]` to the keys and values of each head. The result of a
-/// head does not depend on those of others, which large problems compute at once.
+/// token and head does not depend on those of others.
 fn attended<'a>(
     queries: &Array,
     width: usize,
@@ -131,44 +165,26 @@ fn attended<'a>(
     rows: impl Fn(usize) -> [Vec<&'a [f64]>; 2] + Sync,
 ) -> Attended {
     let [tokens, heads, _] = queries.shape;
-    let of_head = |head: usize| -> Vec<(Vec<f64>, f64)> {
+    let much = tokens * rows(0)[0].len() > 1024;
+    let results = each(tokens * heads, much, |index| {
+        let (token, head) = (index / heads, index % heads);
         let [keys, values] = rows(head);
-        let attend = |token: usize| {
-            let seen = match causal {
-                true => (keys.len() + token + 1).saturating_sub(tokens),
-                false => keys.len(),
-            };
-            let query = queries.row(token, head);
-            attend(query, &keys[..seen], &values[..seen], scale)
+        let seen = match causal {
+            true => (keys.len() + token + 1).saturating_sub(tokens),
+            false => keys.len(),
         };
-        (0..tokens).map(attend).collect()
-    };
-    // Threads have some heads each, if there is enough to do.
-    let threads = match tokens * rows(0)[0].len() > 1024 {
-        true => thread::available_parallelism().map_or(1, usize::from),
-        false => 1,
-    };
-    let some = heads.div_ceil(threads).max(1);
-    let heads: Vec<_> = thread::scope(|scope| {
-        let of_some = |first: usize| (first..heads.min(first + some)).map(&of_head);
-        if some >= heads {
-            return of_some(0).collect();
-        }
-        let threads = (0..heads).step_by(some);
-        let threads = threads.map(|first| scope.spawn(move || of_some(first).collect::<Vec<_>>()));
-        let threads: Vec<_> = threads.collect();
-        let results = threads.into_iter().map(thread::ScopedJoinHandle::join);
-        results
-            .flat_map(|heads| heads.unwrap_or_else(|panic| resume_unwind(panic)))
-            .collect()
+        let query = queries.row(token, head);
+        attend(query, &keys[..seen], &values[..seen], scale)
     });
     Attended {
-        out: Array::from_fn([tokens, heads.len(), width], |token, head, k| {
+        out: Array::from_fn([tokens, heads, width], |token, head, k| {
             // The result of no keys is as wide as no values.
-            heads[head][token].0.get(k).copied().unwrap_or(0.0)
+            let (out, _) = &results[token * heads + head];
+            out.get(k).copied().unwrap_or(0.0)
         }),
-        lse: (0..tokens)
-            .map(|token| heads.iter().map(|head| head[token].1).collect())
+        lse: results
+            .chunks(heads.max(1))
+            .map(|of_token| of_token.iter().map(|(_, lse)| *lse).collect())
             .collect(),
     }
 }
