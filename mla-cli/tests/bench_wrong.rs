@@ -144,9 +144,10 @@ fn main() -> ExitCode {
         serde_json::from_slice(&selftest.stdout).expect("the selftest is JSON");
     let failure = &report["backends"][0]["topics"][0]["failure"];
     assert_eq!(
-        (&report["pass"], &report["times"]),
-        (&false.into(), &serde_json::json!([]))
+        (&report["schema"], &report["pass"], &report["times"]),
+        (&1.into(), &false.into(), &serde_json::json!([]))
     );
+    assert!(report["environment"]["versions"]["git_commit"].is_string());
     assert!(
         failure
             .as_str()

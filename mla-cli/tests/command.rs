@@ -608,56 +608,26 @@ fn the_processor_runs_every_model_and_is_no_fallback_for_a_gpu() {
 
 #[test]
 fn the_selftest_tries_every_backend_of_the_processor() {
-    let output = mla(&words("selftest --device cpu --format json"));
-    assert_eq!(output.status.code(), Some(0));
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(
-        (&report["schema"], &report["pass"]),
-        (&json!(1), &json!(true))
-    );
-    let backends = report["backends"].as_array().unwrap();
-    let phases: Vec<_> = backends
-        .iter()
-        .map(|it| it["phase"].as_str().unwrap())
-        .collect();
-    assert!(
-        phases.contains(&"prefill") && phases.contains(&"decode"),
-        "{phases:?}"
-    );
-    for backend in backends {
-        assert_eq!(backend["not_here"], Value::Null, "{backend}");
-        let topics = backend["topics"].as_array().unwrap();
-        let all = match backend["phase"] == "decode" {
-            true => mla_conformance::DecodeTopic::ALL.len(),
-            false => mla_conformance::PrefillTopic::ALL.len(),
-        };
-        assert_eq!(topics.len(), all, "{backend}");
-        assert!(
-            topics.iter().all(|topic| topic["failure"] == Value::Null),
-            "{backend}"
-        );
-    }
-    // Attention alone, and the layer.
-    let kinds = |at: usize| -> Vec<&str> {
-        let rows = report["times"][at]["rows"].as_array().unwrap();
-        rows.iter()
-            .map(|row| row["kind"].as_str().unwrap())
-            .collect()
-    };
-    assert_eq!(
-        (kinds(0), kinds(1)),
-        (vec!["decode", "prefill"], vec!["layer"])
-    );
-    assert!(report["environment"]["versions"]["git_commit"].is_string());
-}
-
-#[test]
-fn the_selftest_of_one_backend_times_nothing_and_says_what_was_right() {
-    let output = mla(&words("selftest --device cpu --only CPU"));
+    let output = mla(&words("selftest --device cpu"));
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{text}");
-    assert!(text.contains("decode CPU"), "{text}");
-    assert!(text.contains(": 26 topics right, in "), "{text}");
+    for (phase, topics) in [
+        ("decode", mla_conformance::DecodeTopic::ALL.len()),
+        ("prefill", mla_conformance::PrefillTopic::ALL.len()),
+    ] {
+        let right = format!(": {topics} topics right, in ");
+        let of_cpu = format!("{phase} CPU (");
+        let mut lines = text.lines().filter(|line| line.starts_with(&of_cpu));
+        assert!(lines.any(|line| line.contains(&right)), "{text}");
+    }
+    assert!(!text.contains("not for this device"), "{text}");
+    // Attention alone, and the layer.
+    for case in ["8q1s4k", "q2k", "2q100_8q1s1k"] {
+        assert!(
+            text.lines().any(|line| line.trim_start().starts_with(case)),
+            "{text}"
+        );
+    }
     assert!(text.ends_with("\nAll is right.\n"), "{text}");
     // Its progress goes to standard error meanwhile.
     let progress = String::from_utf8(output.stderr).unwrap();
