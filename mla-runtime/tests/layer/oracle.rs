@@ -1,6 +1,6 @@
 //! Attention in f64, from the bytes of the cache and the definition alone.
 
-use mla_conformance::reference::decode_row;
+use mla_conformance::reference::{self, decode_row};
 use mla_runtime::model::{KvFormat, MlaDims};
 
 /// The L + R values of a cache row.
@@ -29,27 +29,9 @@ pub(crate) fn attend(
     let absorbed: Vec<f64> = (0..latent)
         .map(|l| (0..nope).map(|p| query[p] * w_kv_b[l * width + p]).sum())
         .collect();
-    let scores: Vec<f64> = rows
-        .iter()
-        .map(|row| {
-            let own: f64 = absorbed.iter().zip(*row).map(|(a, b)| a * b).sum();
-            let rope: f64 = query[nope..]
-                .iter()
-                .zip(&row[latent..])
-                .map(|(a, b)| a * b)
-                .sum();
-            scale * (own + rope)
-        })
-        .collect();
-    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let sum: f64 = scores.iter().map(|score| (score - max).exp()).sum();
-    let mut mean = vec![0.0; latent];
-    for (score, row) in scores.iter().zip(rows) {
-        let weight = (score - max).exp() / sum;
-        for (mean, value) in mean.iter_mut().zip(*row) {
-            *mean += weight * value;
-        }
-    }
+    let query = [&absorbed, &query[nope..]].concat();
+    let values: Vec<&[f64]> = rows.iter().map(|row| &row[..latent]).collect();
+    let (mean, lse) = reference::attend(&query, rows, &values, scale);
     let out = (0..v)
         .map(|j| {
             (0..latent)
@@ -57,5 +39,5 @@ pub(crate) fn attend(
                 .sum()
         })
         .collect();
-    (out, max + sum.ln())
+    (out, lse)
 }
