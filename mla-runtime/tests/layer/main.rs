@@ -1,6 +1,7 @@
 //! The layer on the CPU device, against an oracle that shares nothing with it.
 
 mod backends;
+mod case;
 mod nan;
 mod oracle;
 mod rotation;
@@ -15,7 +16,6 @@ use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{
     DecodeBackend as _, LayerConfig, PrefillBackend as _, SelectedDecode, SelectedPrefill,
 };
-use mla_runtime::batch::Request;
 use mla_runtime::layer::MlaLayer;
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, QueryScaling};
 use mla_runtime::plan::memory::RegionName;
@@ -872,10 +872,8 @@ fn cases() -> impl Strategy<Value = Case> {
         1 => Just((0, 0)),
         1 => (0u32..1, 0u32..20),
     ];
-    let requests = proptest::collection::vec(
-        request.prop_map(|(q, context)| Request::new(q, q + context)),
-        0..6,
-    );
+    let requests =
+        proptest::collection::vec(request.prop_map(|(q, context)| (q, q + context)), 0..6);
     let padding = proptest::collection::vec(1u32..2, 0..2);
     let shape = (1u32..6, prop_oneof![Just(1u32), Just(3), Just(4), Just(16)]);
     let query_len = prop_oneof![
@@ -889,7 +887,7 @@ fn cases() -> impl Strategy<Value = Case> {
             let (threshold, rows, transposed_weights, seed, query_len) = step;
             // Padding is of the absorbed path's length; to be uniform with it, decodes are single.
             if query_len == QueryLen::Ragged && threshold > 0 {
-                requests.extend(padding.iter().map(|q| Request::new(*q, 0)));
+                requests.extend(padding.iter().map(|q| (*q, 0)));
             }
             Case {
                 query_scaling: (seed % 4 == 0).then(|| QueryScaling::new(0.2, 8)),

@@ -4,121 +4,27 @@
 use half::{bf16, f16};
 use mla_cpu::Cpu;
 use mla_runtime::Result;
-use mla_runtime::backend::{
-    DecodeStage, LayerConfig, ListedCache, PrefillStage, SlotLists, StepLimits,
-};
+use mla_runtime::backend::{DecodeStage, ListedCache, PrefillStage, SlotLists, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, QueryScaling};
 use mla_runtime::plan::slots::HostIndex;
 use mla_runtime::plan::split;
-use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
+use mla_runtime::spec::QueryLen;
 use mla_runtime::tensor::{
     ArrayRef, CacheLayout, CacheMut, CacheRef, Layout, LseLayout, LseMut, Memory, TensorMut,
     TensorRef,
 };
 
+pub(crate) use crate::case::Case;
+use crate::case::Places;
 use crate::oracle;
 
 type Buffer = <Cpu as Memory>::Buffer;
 
-/// The description of a batch.
-#[derive(Clone, Debug)]
-pub(crate) struct Case {
-    pub(crate) dims: MlaDims,
-    pub(crate) heads: u32,
-    pub(crate) dtype: DType,
-    pub(crate) kv_format: KvFormat,
-    pub(crate) page_size: u32,
-    pub(crate) query_len: QueryLen,
-    pub(crate) requests: Vec<Request>,
-    pub(crate) threshold: u32,
-    pub(crate) context_rows: usize,
-    /// True if each token attends to a list of slots.
-    pub(crate) sparse: bool,
-    /// True if the layer is given the cache in two tensors.
-    pub(crate) split_cache: bool,
-    /// The max tokens of a request in a sparse case that attends to all that it sees.
-    pub(crate) dense_within: u32,
-    /// True if a new token sees its request up to itself.
-    pub(crate) causal: bool,
-    /// True if W_kv_b lies as published checkpoints hold it, `[H·(P+V), L]`.
-    pub(crate) transposed_weights: bool,
-    pub(crate) query_scaling: Option<QueryScaling>,
-    pub(crate) seed: u64,
-}
-
-impl Case {
-    /// A small case like DeepSeek's: f32 throughout, so that errors are those of the method.
-    pub(crate) fn small(requests: &[(u32, u32)]) -> Self {
-        Self {
-            dims: MlaDims::new(32, HeadDims::new(16, 8, 16)),
-            heads: 4,
-            dtype: DType::F32,
-            kv_format: KvFormat::F32,
-            page_size: 4,
-            query_len: QueryLen::Ragged,
-            requests: requests
-                .iter()
-                .map(|&(q, kv)| Request::new(q, kv))
-                .collect(),
-            threshold: 4,
-            context_rows: 64,
-            sparse: false,
-            split_cache: false,
-            dense_within: 0,
-            causal: true,
-            transposed_weights: true,
-            query_scaling: None,
-            seed: 1,
-        }
-    }
-
-    pub(crate) fn config(&self) -> LayerConfig {
-        let asked = [
-            (self.split_cache, Feature::SplitCache),
-            (self.query_scaling.is_some(), Feature::QueryScales),
-        ];
-        let asked = asked.into_iter().filter(|(is_asked, _)| *is_asked);
-        let features = asked.fold(FeatureSet::NONE, |set, (_, feature)| set.with(feature));
-        LayerConfig::new(
-            Problem::new(self.dims, self.heads, self.dtype)
-                .with_kv_format(self.kv_format)
-                .with_page_size(self.page_size)
-                .with_query_len(self.query_len)
-                .with_sparse(self.sparse)
-                .with_features(features),
-            1.0 / (self.dims.head.qk() as f32).sqrt(),
-        )
-        .with_query_scaling(self.query_scaling)
-    }
-
-    fn is_dense(&self, request: &Request) -> bool {
-        !self.sparse || (self.dense_within > 0 && request.kv <= self.dense_within)
-    }
-
-    pub(crate) fn limits(&self) -> StepLimits {
-        let longest = self.requests.iter().map(|r| r.kv).max().unwrap_or(0);
-        StepLimits::new(
-            self.requests.len(),
-            self.requests.iter().map(|r| r.q as usize).sum(),
-            (longest.div_ceil(self.page_size) as usize).max(1),
-        )
-        .with_decode_query_len(match self.dense_within {
-            0 => self.threshold as usize,
-            _ => self
-                .requests
-                .iter()
-                .map(|r| r.q as usize)
-                .max()
-                .unwrap_or(0),
-        })
-        .with_context_rows(match self.sparse && self.dense_within == 0 {
-            true => 0,
-            false => self.context_rows,
-        })
-    }
+fn is_dense(case: &Case, request: &Request) -> bool {
+    !case.sparse || (case.dense_within > 0 && request.kv <= case.dense_within)
 }
 
 /// A cache as the layer is given it.
@@ -332,45 +238,27 @@ impl World {
             QueryLen::Single => case.threshold.min(1),
             _ => case.threshold,
         };
-        let threshold = |request: &Request| match case.is_dense(request) || case.dense_within == 0 {
+        let threshold = |request: &Request| match is_dense(case, request) || case.dense_within == 0
+        {
             true => threshold,
             false => u32::MAX,
         };
-        let order = split::order(&case.requests, threshold, uniform).unwrap();
-        let requests: Vec<Request> = order.iter().map(|&at| case.requests[at]).collect();
+        let given: Vec<Request> = case
+            .requests
+            .iter()
+            .map(|&(q, kv)| Request::new(q, kv))
+            .collect();
+        let order = split::order(&given, threshold, uniform).unwrap();
+        let requests: Vec<Request> = order.iter().map(|&at| given[at]).collect();
 
         let page = case.page_size;
-        let needed: Vec<usize> = requests
-            .iter()
-            .map(|r| r.kv.div_ceil(page) as usize)
-            .collect();
-        let pages = needed.iter().sum::<usize>() + 3;
-        let max_pages = needed.iter().max().map_or(0, |max| *max) + 1;
-        let mut free: Vec<i32> = (0..pages as i32).collect();
-        numbers.shuffle(&mut free);
-        let mut tables = Vec::new();
-        for count in &needed {
-            tables.extend(free.drain(..count));
-            for _ in *count..max_pages {
-                tables.push([i32::MIN, -1, i32::MAX, pages as i32][numbers.next() as usize % 4]);
-            }
-        }
-
-        let mut slots = Vec::new();
-        let mut context_slots = Vec::new();
-        for (request, row) in requests.iter().zip(tables.chunks(max_pages)) {
-            let slot = |position: u32| {
-                i64::from(row[(position / page) as usize]) * i64::from(page)
-                    + i64::from(position % page)
-            };
-            let context = request.kv.saturating_sub(request.q);
-            context_slots.extend((0..context).map(slot));
-            slots.extend((0..request.q).map(|token| match request.kv {
-                0 => -1,
-                _ => slot(context + token),
-            }));
-        }
-
+        let Places {
+            tables,
+            max_pages,
+            pages,
+            slots,
+            context: context_slots,
+        } = Places::new(&requests, page, |pages| numbers.shuffle(pages));
         let tokens = slots.len();
         let (heads, latent, rope) = (
             case.heads as usize,
@@ -456,7 +344,7 @@ impl World {
             kv if kv == 0 || !self.case.causal => kv,
             kv => kv - request.q + own + 1,
         };
-        let every = if self.case.is_dense(request) { 1 } else { 2 };
+        let every = if is_dense(&self.case, request) { 1 } else { 2 };
         let mut positions: Vec<u32> = (0..visible).rev().step_by(every).collect();
         positions.reverse();
         positions
@@ -473,7 +361,7 @@ impl World {
                 let slot = |position: u32| {
                     table[(position / page) as usize] * page as i32 + (position % page) as i32
                 };
-                let mut list: Vec<i32> = match self.case.is_dense(request) {
+                let mut list: Vec<i32> = match is_dense(&self.case, request) {
                     // It is not read.
                     true => Vec::new(),
                     false => self.attended(request, own).into_iter().map(slot).collect(),

@@ -2,14 +2,12 @@
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Result;
-use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, StepLimits};
+use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage};
 use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
-use mla_runtime::model::{DType, KvFormat, MlaDims};
-use mla_runtime::plan::slots::SKIPPED;
+use mla_runtime::model::DType;
 use mla_runtime::plan::split;
-use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
 use mla_runtime::tensor::{
     ArrayRef, CacheLayout, Layout, LseLayout, LseMut, Memory, TensorMut, TensorRef,
 };
@@ -19,72 +17,12 @@ use rand::seq::SliceRandom as _;
 
 use crate::common::{cache_bytes, cache_mut, download, get, put, rng, upload};
 
-/// Description of a batch.
-#[derive(Clone, Debug)]
-pub(crate) struct Case {
-    pub(crate) dims: MlaDims,
-    pub(crate) heads: u32,
-    pub(crate) dtype: DType,
-    pub(crate) kv_format: KvFormat,
-    pub(crate) page_size: u32,
-    /// New and cached tokens of each request; no cached ones make it padding.
-    pub(crate) requests: Vec<(u32, u32)>,
-    pub(crate) threshold: u32,
-    pub(crate) context_rows: usize,
-    /// True if tokens attend to lists of slots, which only the absorbed path takes.
-    pub(crate) sparse: bool,
-    /// True if a new token sees its request up to itself.
-    pub(crate) causal: bool,
-    /// True if the cache is of two tensors.
-    pub(crate) split_cache: bool,
-    pub(crate) seed: u64,
-}
+#[path = "../../../mla-runtime/tests/layer/case.rs"]
+#[allow(dead_code, reason = "the tests on the CPU device use the rest")]
+mod case;
 
-impl Case {
-    pub(crate) fn new(heads: u32, requests: &[(u32, u32)]) -> Self {
-        Self {
-            dims: MlaDims::R1,
-            heads,
-            dtype: DType::BF16,
-            kv_format: KvFormat::BF16,
-            page_size: 64,
-            requests: requests.to_vec(),
-            threshold: 4,
-            context_rows: 4096,
-            sparse: false,
-            causal: true,
-            split_cache: false,
-            seed: 1,
-        }
-    }
-
-    pub(crate) fn config(&self) -> LayerConfig {
-        let features: &[Feature] = match self.split_cache {
-            true => &[Feature::SplitCache],
-            false => &[],
-        };
-        LayerConfig::new(
-            Problem::new(self.dims, self.heads, self.dtype)
-                .with_kv_format(self.kv_format)
-                .with_page_size(self.page_size)
-                .with_query_len(QueryLen::Ragged)
-                .with_sparse(self.sparse)
-                .with_features(FeatureSet::of(features)),
-            1.0 / (self.dims.head.qk() as f32).sqrt(),
-        )
-    }
-
-    pub(crate) fn limits(&self) -> StepLimits {
-        let longest = self.requests.iter().map(|(_, kv)| *kv).max().unwrap_or(0);
-        StepLimits::new(
-            self.requests.len(),
-            self.requests.iter().map(|(q, _)| *q as usize).sum(),
-            (longest.div_ceil(self.page_size) as usize).max(1),
-        )
-        .with_decode_query_len(self.threshold as usize)
-        .with_context_rows(self.context_rows)
-    }
-}
+pub(crate) use case::Case;
+use case::Places;
 
 /// Numbers spread evenly from −`max` to `max`, rounded.
 fn random(rng: &mut StdRng, dtype: DType, elements: usize, max: f32) -> Vec<u8> {
@@ -132,31 +70,13 @@ impl Batch {
         requests.splice(at..at, padding);
 
         let page = case.page_size;
-        let needed = |request: &Request| request.kv.div_ceil(page) as usize;
-        let pages = requests.iter().map(needed).sum::<usize>() + 3;
-        let max_pages = requests.iter().map(needed).max().unwrap_or(0) + 1;
-        let mut free: Vec<i32> = (0..pages as i32).collect();
-        free.shuffle(&mut rng);
-        let mut tables = Vec::new();
-        for request in &requests {
-            tables.extend(free.drain(..needed(request)));
-            let unused = [i32::MIN, -1, i32::MAX, pages as i32];
-            tables.extend((needed(request)..max_pages).map(|at| unused[at % 4]));
-        }
-        let (mut slots, mut context_slots) = (Vec::new(), Vec::new());
-        for (request, row) in requests.iter().zip(tables.chunks(max_pages)) {
-            let slot = |position: u32| {
-                i64::from(row[(position / page) as usize]) * i64::from(page)
-                    + i64::from(position % page)
-            };
-            let context = request.kv.saturating_sub(request.q);
-            context_slots.extend((0..context).map(slot));
-            slots.extend((0..request.q).map(|token| match request.kv {
-                0 => SKIPPED,
-                _ => slot(context + token),
-            }));
-        }
-
+        let Places {
+            tables,
+            max_pages,
+            pages,
+            slots,
+            context: context_slots,
+        } = Places::new(&requests, page, |pages| pages.shuffle(&mut rng));
         let (tokens, context) = (slots.len(), context_slots.len());
         let [heads, latent, rope, qk, kv_b] = [
             case.heads,
