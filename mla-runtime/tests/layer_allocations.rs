@@ -5,10 +5,9 @@
 //! own work: checks, views, chunks, dispatch. (An operation of the CPU device may allocate: it
 //! hands tasks to a thread pool. A GPU's only enqueues.)
 
+#[path = "common/allocations.rs"]
+mod allocations;
 mod common;
-
-use std::alloc::{GlobalAlloc, Layout as Memory, System};
-use std::cell::Cell;
 
 use mla_cpu::Buffer;
 use mla_runtime::Result;
@@ -25,37 +24,8 @@ use mla_runtime::tensor::{
     TensorMut, TensorRef,
 };
 
+use crate::allocations::count;
 use crate::common::{Bytes, done, operations, set_handle, set_ordinal};
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: every method is the system allocator's; counting touches nothing that it returns, and the
-// counter needs no allocation itself.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, memory: Memory) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller keeps the contract of `alloc`.
-        unsafe { System.alloc(memory) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, memory: Memory) {
-        // SAFETY: `pointer` came from `System` by the methods here.
-        unsafe { System.dealloc(pointer, memory) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, memory: Memory, size: usize) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: `pointer` came from `System` by the methods here.
-        unsafe { System.realloc(pointer, memory, size) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 // A processor that has memory and does nothing, and counts how often it was asked to.
 type Inert = Bytes<true>;
@@ -63,83 +33,179 @@ type Inert = Bytes<true>;
 /// Backends that ask for as much work of the layer as there is, and do none.
 struct Nothing;
 
-impl PrefillBackend for Nothing {
-    type Device = Inert;
-    type State = u64;
-    type Metadata = u64;
+macro_rules! nothing {
+    ($backend:ident, $run:ident($call:ident), $bytes:literal, $spec:expr) => {
+        impl $backend for Nothing {
+            type Device = Inert;
+            type State = u64;
+            type Metadata = u64;
 
-    const SPEC: BackendSpec = BackendSpec::new("NOTHING", Phase::Prefill, Platform::Cpu);
+            const SPEC: BackendSpec = $spec;
 
-    fn new(_: &Inert, _: &LayerConfig) -> Result<Self> {
-        Ok(Self)
-    }
+            fn new(_: &Inert, _: &LayerConfig) -> Result<Self> {
+                Ok(Self)
+            }
 
-    fn workspace_bytes(&self, _: &Inert, _: &StepLimits) -> Result<u64> {
-        Ok(1000)
-    }
+            fn workspace_bytes(&self, _: &Inert, _: &StepLimits) -> Result<u64> {
+                Ok($bytes)
+            }
 
-    fn state(&self, _: &Inert, _: &StepLimits) -> Result<u64> {
-        Ok(0)
-    }
+            fn state(&self, _: &Inert, _: &StepLimits) -> Result<u64> {
+                Ok(0)
+            }
 
-    fn metadata(&self, _: &Inert, _: &StepLimits) -> Result<u64> {
-        Ok(0)
-    }
+            fn metadata(&self, _: &Inert, _: &StepLimits) -> Result<u64> {
+                Ok(0)
+            }
 
-    unsafe fn prefill(
-        &self,
-        _: &Inert,
-        _: PrefillCall<'_, Inert>,
-        _: &mut u64,
-        _: &u64,
-    ) -> Result<()> {
-        done()
-    }
+            unsafe fn $run(
+                &self,
+                _: &Inert,
+                _: $call<'_, Inert>,
+                _: &mut u64,
+                _: &u64,
+            ) -> Result<()> {
+                done()
+            }
+        }
+    };
 }
 
-impl DecodeBackend for Nothing {
-    type Device = Inert;
-    type State = u64;
-    type Metadata = u64;
+nothing! {
+    PrefillBackend, prefill(PrefillCall), 1000,
+    BackendSpec::new("NOTHING", Phase::Prefill, Platform::Cpu)
+}
 
-    const SPEC: BackendSpec = BackendSpec::new("NOTHING", Phase::Decode, Platform::Cpu)
+nothing! {
+    DecodeBackend, decode(DecodeCall), 300,
+    BackendSpec::new("NOTHING", Phase::Decode, Platform::Cpu)
         .with_query_len(QueryLen::Ragged)
-        .with_query_format(QueryFormat::Concatenated);
-
-    fn new(_: &Inert, _: &LayerConfig) -> Result<Self> {
-        Ok(Self)
-    }
-
-    fn workspace_bytes(&self, _: &Inert, _: &StepLimits) -> Result<u64> {
-        Ok(300)
-    }
-
-    fn state(&self, _: &Inert, _: &StepLimits) -> Result<u64> {
-        Ok(0)
-    }
-
-    fn metadata(&self, _: &Inert, _: &StepLimits) -> Result<u64> {
-        Ok(0)
-    }
-
-    unsafe fn decode(
-        &self,
-        _: &Inert,
-        _: DecodeCall<'_, Inert>,
-        _: &mut u64,
-        _: &u64,
-    ) -> Result<()> {
-        done()
-    }
+        .with_query_format(QueryFormat::Concatenated)
 }
 
-fn view(buffer: &Buffer, shape: [usize; 3]) -> TensorRef<'_, Inert> {
-    TensorRef::new(Inert::bytes(buffer), Layout::contiguous(DType::BF16, shape)).unwrap()
+const HEADS: usize = 16;
+
+/// Buffers of a call, of which any may be another handle's.
+struct Buffers {
+    tokens: usize,
+    pages: usize,
+    weights: Buffer,
+    query: Buffer,
+    latent: Buffer,
+    rope: Buffer,
+    cache: Buffer,
+    out: Buffer,
+    lse: Buffer,
+    sinks: Buffer,
+    cos: Buffer,
+    sin: Buffer,
+    positions: Buffer,
+    slots: Buffer,
+    counts: Buffer,
+    second_cache: Buffer,
+    second_slots: Buffer,
+}
+
+impl Buffers {
+    fn new(tokens: usize, pages: usize) -> Self {
+        let bytes = |bytes: usize| Bytes::<true>.allocate(bytes).unwrap();
+        Self {
+            tokens,
+            pages,
+            // For weights with gaps as well.
+            weights: bytes(2 * 2 * 512 * HEADS * 256),
+            query: bytes(2 * tokens * HEADS * 192),
+            latent: bytes(2 * tokens * 512),
+            rope: bytes(2 * tokens * 64),
+            cache: bytes(2 * pages * 64 * 576),
+            out: bytes(2 * tokens * HEADS * 128),
+            lse: bytes(4 * tokens * HEADS),
+            sinks: bytes(4 * HEADS),
+            cos: bytes(4 * 32),
+            sin: bytes(4 * 32),
+            positions: bytes(8),
+            slots: bytes(4),
+            counts: bytes(4),
+            second_cache: bytes(2 * pages * 64 * 576),
+            second_slots: bytes(4),
+        }
+    }
+
+    /// The buffers by the names that a refusal has.
+    fn fields(&mut self) -> [(&'static str, &mut Buffer); 15] {
+        [
+            ("W_kv_b", &mut self.weights),
+            ("query", &mut self.query),
+            ("latent", &mut self.latent),
+            ("rope", &mut self.rope),
+            ("cache", &mut self.cache),
+            ("out", &mut self.out),
+            ("lse", &mut self.lse),
+            ("sinks", &mut self.sinks),
+            ("rotary.cos", &mut self.cos),
+            ("rotary.sin", &mut self.sin),
+            ("rotary.positions", &mut self.positions),
+            ("slot_lists.slots", &mut self.slots),
+            ("slot_lists.counts", &mut self.counts),
+            ("slot_lists.second.cache", &mut self.second_cache),
+            ("slot_lists.second.slots", &mut self.second_slots),
+        ]
+    }
+
+    /// The layouts of queries and weights without gaps.
+    fn layouts(&self) -> [Layout; 2] {
+        [[self.tokens, HEADS, 192], [1, 512, HEADS * 256]]
+            .map(|shape| Layout::contiguous(DType::BF16, shape))
+    }
+
+    /// A call with queries and weights of these layouts. One of a single decode may have lists of
+    /// slots, or else sinks and a rotation.
+    fn call(
+        &mut self,
+        config: &LayerConfig,
+        [query, weights]: [Layout; 2],
+        lists: Option<bool>,
+    ) -> LayerCall<'_, Inert> {
+        fn view(buffer: &Buffer, layout: Layout) -> TensorRef<'_, Inert> {
+            TensorRef::new(Inert::bytes(buffer), layout).unwrap()
+        }
+        let tokens = self.tokens;
+        let rows = |shape| Layout::contiguous(DType::BF16, shape);
+        let layout = CacheLayout::contiguous(MlaDims::R1, config.problem.kv_format, self.pages, 64);
+        let call = LayerCall::new(
+            Weights::from_transposed(view(&self.weights, weights), config).unwrap(),
+            view(&self.query, query),
+            [
+                view(&self.latent, rows([tokens, 1, 512])),
+                view(&self.rope, rows([tokens, 1, 64])),
+            ],
+            CacheMut::new(Inert::bytes_mut(&mut self.cache), layout).unwrap(),
+            TensorMut::new(Inert::bytes_mut(&mut self.out), rows([tokens, HEADS, 128])).unwrap(),
+        );
+        let lse_layout = LseLayout::heads_first(HEADS, tokens);
+        let call = call.with_lse(LseMut::new(Inert::bytes_mut(&mut self.lse), lse_layout).unwrap());
+        let Some(lists) = lists else {
+            return call;
+        };
+        let table = Layout::contiguous(DType::F32, [1, 1, 32]);
+        let [cos, sin] = [&self.cos, &self.sin].map(|buffer| view(buffer, table));
+        let positions = ArrayRef::new(Inert::bytes(&self.positions), 1).unwrap();
+        let list = |buffer| ArrayRef::new(Inert::bytes(buffer), 1).unwrap();
+        let second = CacheRef::new(Inert::bytes(&self.second_cache), layout).unwrap();
+        let second = ListedCache::new(second, list(&self.second_slots), 1);
+        let slots = SlotLists::new(list(&self.slots), 1)
+            .with_counts(Some(list(&self.counts)))
+            .with_second(Some(second));
+        call.with_sinks((!lists).then(|| ArrayRef::new(Inert::bytes(&self.sinks), HEADS).unwrap()))
+            .with_rotary((!lists).then(|| {
+                Rotation::new([cos, sin], RotaryStyle::Interleaved).with_positions(positions)
+            }))
+            .with_slot_lists(lists.then_some(slots))
+    }
 }
 
 #[test]
 fn a_call_allocates_nothing() {
-    const HEADS: usize = 16;
     let device: Inert = Bytes;
     let config = LayerConfig::new(
         Problem::new(MlaDims::R1, HEADS as u32, DType::BF16).with_query_len(QueryLen::Ragged),
@@ -172,91 +238,40 @@ fn a_call_allocates_nothing() {
     assert_eq!(workspace.context().len(), 4);
 
     let tokens = workspace.tokens();
-    let bytes = |elements: usize| device.allocate(elements * 2).unwrap();
-    let weights = bytes(512 * HEADS * 256);
-    let query = bytes(tokens * HEADS * 192);
-    let (latent, rope) = (bytes(tokens * 512), bytes(tokens * 64));
-    let mut out = bytes(tokens * HEADS * 128);
-    let mut lse = bytes(2 * tokens * HEADS);
-    let cache_layout = CacheLayout::contiguous(MlaDims::R1, config.problem.kv_format, 32, 64);
-    let mut cache = bytes(32 * 64 * 576);
+    let mut buffers = Buffers::new(tokens, 32);
+    let layouts = buffers.layouts();
     for with_lse in [true, false] {
         operations();
-        let before = ALLOCATIONS.get();
         // The views too are made without allocating, as an engine makes them for every layer.
-        let weights = view(&weights, [1, 512, HEADS * 256]);
-        layer
-            .forward(
-                &mut workspace,
-                LayerCall::new(
-                    Weights::from_transposed(weights, &config).unwrap(),
-                    view(&query, [tokens, HEADS, 192]),
-                    [
-                        view(&latent, [tokens, 1, 512]),
-                        view(&rope, [tokens, 1, 64]),
-                    ],
-                    CacheMut::new(Inert::bytes_mut(&mut cache), cache_layout).unwrap(),
-                    TensorMut::new(
-                        Inert::bytes_mut(&mut out),
-                        Layout::contiguous(DType::BF16, [tokens, HEADS, 128]),
-                    )
-                    .unwrap(),
-                )
-                .with_lse(with_lse.then(|| {
-                    let layout = LseLayout::heads_first(HEADS, tokens);
-                    LseMut::new(Inert::bytes_mut(&mut lse), layout).unwrap()
-                })),
-            )
-            .unwrap();
-        assert_eq!(ALLOCATIONS.get() - before, 0);
+        let allocations = count(|| {
+            let mut call = buffers.call(&config, layouts, None);
+            if !with_lse {
+                call = call.with_lse(None);
+            }
+            layer.forward(&mut workspace, call).unwrap();
+        });
+        assert_eq!(allocations, 0);
         // 1 cache write; absorbed: 2 products, 1 copy, 1 attention; new tokens: 2 products, 1 copy,
         // 1 attention; per chunk: 1 gather, 2 products, 1 copy, 1 attention, 1 merge.
         assert_eq!(operations(), 1 + 4 + 4 + 4 * 6);
     }
 
     // Tensors that the device's operations would refuse are refused before any of them.
-    let columns = Layout {
-        dtype: DType::BF16,
-        shape: [tokens, HEADS, 192],
-        strides: [1, tokens, tokens * HEADS],
-    };
-    let scattered = Layout {
-        dtype: DType::BF16,
-        shape: [1, 512, HEADS * 256],
-        strides: [0, HEADS * 512, 2],
-    };
-    let wide = bytes(2 * 512 * HEADS * 256);
-    for (query_layout, weights_layout, message) in [
+    let strided = |of: Layout, strides| Layout { strides, ..of };
+    let columns = strided(layouts[0], [1, tokens, tokens * HEADS]);
+    let scattered = strided(layouts[1], [0, HEADS * 512, 2]);
+    for (layouts, message) in [
         (
-            columns,
-            Layout::contiguous(DType::BF16, scattered.shape),
+            [columns, layouts[1]],
             format!("query: given {columns}, accepted a last axis of stride 1"),
         ),
         (
-            Layout::contiguous(DType::BF16, columns.shape),
-            scattered,
+            [layouts[0], scattered],
             "W_kv_b: given bf16 [16, 128, 512] strides [512, 2, 8192], accepted an axis of stride 1"
                 .to_owned(),
         ),
     ] {
-        let weights = TensorRef::new(Inert::bytes(&wide), weights_layout).unwrap();
-        let refused = layer.forward(
-            &mut workspace,
-            LayerCall::new(
-                Weights::from_transposed(weights, &config).unwrap(),
-                TensorRef::new(Inert::bytes(&query), query_layout).unwrap(),
-                [
-                    view(&latent, [tokens, 1, 512]),
-                    view(&rope, [tokens, 1, 64]),
-                ],
-                CacheMut::new(Inert::bytes_mut(&mut cache), cache_layout).unwrap(),
-                TensorMut::new(
-                    Inert::bytes_mut(&mut out),
-                    Layout::contiguous(DType::BF16, [tokens, HEADS, 128]),
-                )
-                .unwrap(),
-            ),
-        );
+        let refused = layer.forward(&mut workspace, buffers.call(&config, layouts, None));
         assert_eq!(refused.unwrap_err().to_string(), message);
         assert_eq!(operations(), 0);
     }
@@ -309,109 +324,6 @@ fn selected_backend_keeps_its_device() {
     }
 }
 
-/// A call of one decode, in buffers of which any may be another handle's.
-struct Decode {
-    weights: Buffer,
-    query: Buffer,
-    latent: Buffer,
-    rope: Buffer,
-    cache: Buffer,
-    out: Buffer,
-    lse: Buffer,
-    sinks: Buffer,
-    cos: Buffer,
-    sin: Buffer,
-    positions: Buffer,
-    slots: Buffer,
-    counts: Buffer,
-    second_cache: Buffer,
-    second_slots: Buffer,
-}
-
-impl Decode {
-    const HEADS: usize = 16;
-
-    fn new() -> Self {
-        let bytes = |bytes: usize| Bytes::<true>.allocate(bytes).unwrap();
-        Self {
-            weights: bytes(2 * 512 * Self::HEADS * 256),
-            query: bytes(2 * Self::HEADS * 192),
-            latent: bytes(2 * 512),
-            rope: bytes(2 * 64),
-            cache: bytes(2 * 64 * 576),
-            out: bytes(2 * Self::HEADS * 128),
-            lse: bytes(4 * Self::HEADS),
-            sinks: bytes(4 * Self::HEADS),
-            cos: bytes(4 * 32),
-            sin: bytes(4 * 32),
-            positions: bytes(8),
-            slots: bytes(4),
-            counts: bytes(4),
-            second_cache: bytes(2 * 64 * 576),
-            second_slots: bytes(4),
-        }
-    }
-
-    /// The buffers by the names that a refusal has.
-    fn fields(&mut self) -> [(&'static str, &mut Buffer); 15] {
-        [
-            ("W_kv_b", &mut self.weights),
-            ("query", &mut self.query),
-            ("latent", &mut self.latent),
-            ("rope", &mut self.rope),
-            ("cache", &mut self.cache),
-            ("out", &mut self.out),
-            ("lse", &mut self.lse),
-            ("sinks", &mut self.sinks),
-            ("rotary.cos", &mut self.cos),
-            ("rotary.sin", &mut self.sin),
-            ("rotary.positions", &mut self.positions),
-            ("slot_lists.slots", &mut self.slots),
-            ("slot_lists.counts", &mut self.counts),
-            ("slot_lists.second.cache", &mut self.second_cache),
-            ("slot_lists.second.slots", &mut self.second_slots),
-        ]
-    }
-
-    fn call(&mut self, config: &LayerConfig, lists: bool) -> LayerCall<'_, Inert> {
-        let heads = Self::HEADS;
-        let layout = CacheLayout::contiguous(MlaDims::R1, config.problem.kv_format, 1, 64);
-        let table = Layout::contiguous(DType::F32, [1, 1, 32]);
-        let [cos, sin] = [&self.cos, &self.sin]
-            .map(|buffer| TensorRef::new(Inert::bytes(buffer), table).unwrap());
-        let positions = ArrayRef::new(Inert::bytes(&self.positions), 1).unwrap();
-        let list = |buffer| ArrayRef::new(Inert::bytes(buffer), 1).unwrap();
-        let second = CacheRef::new(Inert::bytes(&self.second_cache), layout).unwrap();
-        let second = ListedCache::new(second, list(&self.second_slots), 1);
-        let slots = SlotLists::new(list(&self.slots), 1)
-            .with_counts(Some(list(&self.counts)))
-            .with_second(Some(second));
-        let out = Layout::contiguous(DType::BF16, [1, heads, 128]);
-        LayerCall::new(
-            Weights::from_transposed(view(&self.weights, [1, 512, heads * 256]), config).unwrap(),
-            view(&self.query, [1, heads, 192]),
-            [
-                view(&self.latent, [1, 1, 512]),
-                view(&self.rope, [1, 1, 64]),
-            ],
-            CacheMut::new(Inert::bytes_mut(&mut self.cache), layout).unwrap(),
-            TensorMut::new(Inert::bytes_mut(&mut self.out), out).unwrap(),
-        )
-        .with_lse(Some(
-            LseMut::new(
-                Inert::bytes_mut(&mut self.lse),
-                LseLayout::heads_first(heads, 1),
-            )
-            .unwrap(),
-        ))
-        .with_sinks((!lists).then(|| ArrayRef::new(Inert::bytes(&self.sinks), heads).unwrap()))
-        .with_rotary((!lists).then(|| {
-            Rotary::new(None, [cos, sin], RotaryStyle::Interleaved).with_positions(positions)
-        }))
-        .with_slot_lists(lists.then_some(slots))
-    }
-}
-
 /// Nothing orders the work of two handles.
 #[test]
 fn foreign_memory_is_refused() {
@@ -430,7 +342,8 @@ fn foreign_memory_is_refused() {
     let message = |result: Result<()>| result.unwrap_err().to_string();
     assert_eq!(message(theirs.prepare(&layer, &step)), refused("workspace"));
 
-    let mut decode = Decode::new();
+    let mut decode = Buffers::new(1, 1);
+    let layouts = decode.layouts();
     for at in 0..decode.fields().len() {
         let (field, buffer) = &mut decode.fields()[at];
         let field = *field;
@@ -439,12 +352,12 @@ fn foreign_memory_is_refused() {
         let own = std::mem::replace(*buffer, device.allocate(bytes).unwrap());
         set_handle(0);
         let lists = field.starts_with("slot_lists");
-        let call = decode.call(&config, lists);
+        let call = decode.call(&config, layouts, Some(lists));
         assert_eq!(message(layer.forward(&mut workspace, call)), refused(field));
         assert_eq!(operations(), 0, "{field}");
         *decode.fields()[at].1 = own;
     }
-    let call = decode.call(&config, false);
+    let call = decode.call(&config, layouts, Some(false));
     assert_eq!(
         message(layer.forward(&mut theirs, call)),
         refused("workspace")

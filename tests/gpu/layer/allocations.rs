@@ -1,7 +1,8 @@
 //! Cost of a layer call on the host: no allocation, and little time.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#[path = "../../../mla-runtime/tests/common/allocations.rs"]
+mod counted;
+
 use std::time::{Duration, Instant};
 
 use mla_runtime::tensor::Memory;
@@ -10,43 +11,7 @@ use super::batch::Case;
 use super::prepared;
 use crate::common::gpu;
 
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: every method is the system allocator's; counting touches nothing that it returns, and the
-// counter needs no allocation itself.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller keeps the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: `pointer` came from `System` by the methods here.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: `pointer` came from `System` by the methods here.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
-
-// The allocator of the whole program, which it does not affect: every thread counts its own.
-#[global_allocator]
-static COUNTING: Counting = Counting;
-
-/// Returns the number of allocations of this thread while `work` runs.
-pub(crate) fn count(work: impl FnOnce()) -> usize {
-    let before = ALLOCATIONS.get();
-    work();
-    ALLOCATIONS.get() - before
-}
+pub(crate) use counted::count;
 
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
