@@ -119,89 +119,61 @@ impl Device for Faulty {
 /// A backend of the CPU on the device that fails.
 pub(crate) struct Failing<B>(B);
 
-impl PrefillBackend for Failing<CpuPrefill> {
-    type Device = Faulty;
-    type State = <CpuPrefill as PrefillBackend>::State;
-    type Metadata = ();
+macro_rules! failing {
+    (
+        $backend:ident for $cpu:ident: $run:ident($call:ident),
+        $batch:ident: $of_batch:ty => $on_cpu:expr
+    ) => {
+        impl $backend for Failing<$cpu> {
+            type Device = Faulty;
+            type State = <$cpu as $backend>::State;
+            type Metadata = ();
 
-    const SPEC: BackendSpec = CpuPrefill::SPEC;
+            const SPEC: BackendSpec = $cpu::SPEC;
 
-    fn new(device: &Faulty, config: &LayerConfig) -> Result<Self> {
-        CpuPrefill::new(&device.cpu, config).map(Self)
-    }
+            fn new(device: &Faulty, config: &LayerConfig) -> Result<Self> {
+                $cpu::new(&device.cpu, config).map(Self)
+            }
 
-    fn state(&self, device: &Faulty, limits: &StepLimits) -> Result<Self::State> {
-        device.count(Kind::Allocation)?;
-        PrefillBackend::state(&self.0, &device.cpu, limits)
-    }
+            fn state(&self, device: &Faulty, limits: &StepLimits) -> Result<Self::State> {
+                device.count(Kind::Allocation)?;
+                $backend::state(&self.0, &device.cpu, limits)
+            }
 
-    fn metadata(&self, device: &Faulty, _: &StepLimits) -> Result<()> {
-        device.count(Kind::Allocation)
-    }
+            fn metadata(&self, device: &Faulty, _: &StepLimits) -> Result<()> {
+                device.count(Kind::Allocation)
+            }
 
-    fn prepare(
-        &self,
-        device: &Faulty,
-        batch: &PrefillBatch<'_>,
-        state: &mut Self::State,
-        (): &mut (),
-    ) -> Result<()> {
-        PrefillBackend::prepare(&self.0, device.computing()?, batch, state, &mut ())
-    }
+            fn prepare(
+                &self,
+                device: &Faulty,
+                $batch: &$of_batch,
+                state: &mut Self::State,
+                (): &mut (),
+            ) -> Result<()> {
+                $backend::prepare(&self.0, device.computing()?, $on_cpu, state, &mut ())
+            }
 
-    unsafe fn prefill(
-        &self,
-        device: &Faulty,
-        mut call: PrefillCall<'_, Faulty>,
-        state: &mut Self::State,
-        (): &(),
-    ) -> Result<()> {
-        let (call, cpu) = (call.on_cpu()?, device.computing()?);
-        // SAFETY: the same call; the caller keeps its contract.
-        unsafe { PrefillBackend::prefill(&self.0, cpu, call, state, &()) }
-    }
+            unsafe fn $run(
+                &self,
+                device: &Faulty,
+                mut call: $call<'_, Faulty>,
+                state: &mut Self::State,
+                (): &(),
+            ) -> Result<()> {
+                let (call, cpu) = (call.on_cpu()?, device.computing()?);
+                // SAFETY: the same call; the caller keeps its contract.
+                unsafe { $backend::$run(&self.0, cpu, call, state, &()) }
+            }
+        }
+    };
 }
 
-impl DecodeBackend for Failing<CpuDecode> {
-    type Device = Faulty;
-    type State = <CpuDecode as DecodeBackend>::State;
-    type Metadata = ();
+failing! {
+    PrefillBackend for CpuPrefill: prefill(PrefillCall), batch: PrefillBatch<'_> => batch
+}
 
-    const SPEC: BackendSpec = CpuDecode::SPEC;
-
-    fn new(device: &Faulty, config: &LayerConfig) -> Result<Self> {
-        CpuDecode::new(&device.cpu, config).map(Self)
-    }
-
-    fn state(&self, device: &Faulty, limits: &StepLimits) -> Result<Self::State> {
-        device.count(Kind::Allocation)?;
-        DecodeBackend::state(&self.0, &device.cpu, limits)
-    }
-
-    fn metadata(&self, device: &Faulty, _: &StepLimits) -> Result<()> {
-        device.count(Kind::Allocation)
-    }
-
-    fn prepare(
-        &self,
-        device: &Faulty,
-        batch: &DecodeBatch<'_, Faulty>,
-        state: &mut Self::State,
-        (): &mut (),
-    ) -> Result<()> {
-        let cpu = device.computing()?;
-        DecodeBackend::prepare(&self.0, cpu, &batch.on_cpu()?, state, &mut ())
-    }
-
-    unsafe fn decode(
-        &self,
-        device: &Faulty,
-        mut call: DecodeCall<'_, Faulty>,
-        state: &mut Self::State,
-        (): &(),
-    ) -> Result<()> {
-        let (call, cpu) = (call.on_cpu()?, device.computing()?);
-        // SAFETY: the same call; the caller keeps its contract.
-        unsafe { DecodeBackend::decode(&self.0, cpu, call, state, &()) }
-    }
+failing! {
+    DecodeBackend for CpuDecode: decode(DecodeCall),
+    batch: DecodeBatch<'_, Faulty> => &batch.on_cpu()?
 }
