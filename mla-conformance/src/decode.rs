@@ -64,7 +64,8 @@ pub struct DecodeCase {
     pub trial: Trial,
     /// Seed of the random numbers.
     pub seed: u64,
-    /// Seeds of each request's own numbers; none: all follow `seed`. Pages and sinks do in any case.
+    /// Seeds of each request's own numbers; none: all follow `seed`. Pages and sinks do in any
+    /// case.
     pub own_seeds: Vec<u64>,
 }
 

@@ -7,7 +7,9 @@ use mla_runtime::spec::{BackendSpec, Feature, GraphSupport, Problem, QueryLen};
 use mla_runtime::tensor::Memory as _;
 use mla_runtime::{Error, Result};
 
-use super::data::{Bits, Buffers, FilledLater, Outputs, Random, Written, copy_all, of_output, starts};
+use super::data::{
+    Bits, Buffers, FilledLater, Outputs, Random, Written, copy_all, of_output, starts,
+};
 use super::failure::{Failure, Promise, refused};
 use super::trial::{Placement, Trial};
 
@@ -66,6 +68,9 @@ pub(super) trait Case<S>: Clone {
     fn prepare(call: &mut Call<'_, Self, S>) -> Result<()>;
     fn enqueue(call: &mut Call<'_, Self, S>) -> Result<()>;
 }
+
+/// A stage's state and metadata.
+type Kept<C, S> = (<C as Case<S>>::State, <C as Case<S>>::Metadata);
 
 /// Maximum number of requests of padding in a random batch.
 const MAX_PADDING: usize = 2;
@@ -360,7 +365,7 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
     }
 
     /// Runs the call once, without a comparison with the reference.
-    fn bits(&self, kept: (C::State, C::Metadata)) -> Tried<(Bits, (C::State, C::Metadata))> {
+    fn bits(&self, kept: Kept<C, S>) -> Tried<(Bits, Kept<C, S>)> {
         let mut call = self.call(kept)?;
         self.enqueued(&mut call)?;
         let bits = call.outputs.finish(self.device)?.bits();
@@ -385,14 +390,14 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
     }
 
     /// Makes a state and metadata for limits.
-    fn kept(&self, limits: &StepLimits) -> Tried<(C::State, C::Metadata)> {
+    fn kept(&self, limits: &StepLimits) -> Tried<Kept<C, S>> {
         let state = C::state(self.stage, self.device, limits).map_err(self.refused("state"))?;
         let metadata = C::metadata(self.stage, self.device, limits);
         Ok((state, metadata.map_err(self.refused("metadata"))?))
     }
 
     /// Makes them between guards if the device has any, of at most `said` bytes.
-    fn kept_within(&self, said: u64, limits: &StepLimits) -> Tried<(C::State, C::Metadata)> {
+    fn kept_within(&self, said: u64, limits: &StepLimits) -> Tried<Kept<C, S>> {
         let Some(guards) = self.device.probe_guards() else {
             return self.kept(limits);
         };
@@ -433,7 +438,7 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
     }
 
     /// Makes the call with a state and metadata that exist already.
-    fn call(&self, (state, metadata): (C::State, C::Metadata)) -> Tried<Call<'a, C, S>> {
+    fn call(&self, (state, metadata): Kept<C, S>) -> Tried<Call<'a, C, S>> {
         let Self {
             case,
             stage,

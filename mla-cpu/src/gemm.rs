@@ -126,8 +126,8 @@ struct Block {
     size: [usize; 3],
 }
 
-// Computes a block by the `gemm` crate, its operands converted to f32. Returns the distance from one
-// row of results to the next.
+// Computes a block by the `gemm` crate, its operands converted to f32. Returns the distance from
+// one row of results to the next.
 fn multiply<T: Element>(
     a: &Elements<'_, T>,
     b: &Elements<'_, T>,

@@ -198,7 +198,7 @@ impl Buffers {
             .with_second(Some(second));
         call.with_sinks((!lists).then(|| ArrayRef::new(Inert::bytes(&self.sinks), HEADS).unwrap()))
             .with_rotary((!lists).then(|| {
-                Rotation::new([cos, sin], RotaryStyle::Interleaved).with_positions(positions)
+                Rotary::new(None, [cos, sin], RotaryStyle::Interleaved).with_positions(positions)
             }))
             .with_slot_lists(lists.then_some(slots))
     }
