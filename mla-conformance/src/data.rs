@@ -247,7 +247,7 @@ impl Tensor {
         let (stride, row) = (self.layout.strides[0] * size, heads * width * size);
         let rows = (0..tokens).map(|token| self.start + token * stride);
         let between = rows.map(|at| at + row..at + stride);
-        let mut gaps = [0..self.start].into_iter().chain(between).flatten();
+        let mut gaps = std::iter::once(0..self.start).chain(between).flatten();
         gaps.find(|byte| self.bytes[*byte] != POISON)
     }
 

@@ -573,7 +573,8 @@ fn random_row(random: &mut Random, layout: &CacheLayout, nan: &[usize]) -> Vec<u
     let dtype = layout.format.dtype();
     let shape = [1, 1, width];
     let placement = Placement::default();
-    let mut row = Tensor::random(random, dtype.unwrap_or(DType::F32), shape, placement);
+    let mut row = Tensor::poison(dtype.unwrap_or(DType::F32), shape, placement);
+    row.fill(|_, _, _| random.next());
     for column in nan {
         row.set([0, 0, *column], f64::NAN);
     }
@@ -747,7 +748,7 @@ impl Step {
         let sinks = case
             .with_sinks
             .then(|| random_sinks(&mut random.shared, problem.heads));
-        let query_scales = query_scales(&mut random, &owners(&case.query_lens), problem);
+        let query_scales = query_scales(&mut random, &owners, problem);
         Self {
             host_lens: [&case.query_lens, &case.seq_lens]
                 .map(|lens| lens.iter().map(|len| *len as u32).collect()),

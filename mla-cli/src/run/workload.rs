@@ -135,11 +135,7 @@ impl Workload {
     }
 
     pub fn tables(&self) -> Result<BlockTables<'_>> {
-        Ok(BlockTables::new(
-            &self.tables,
-            self.max_pages,
-            self.page_size,
-        )?)
+        BlockTables::new(&self.tables, self.max_pages, self.page_size)
     }
 
     /// The step, for layers of `problem` and a workspace of these limits.

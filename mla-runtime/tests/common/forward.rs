@@ -1,6 +1,5 @@
 //! The operations of a device that hands them to the processor's, and the same views for both.
 
-use bytemuck::Pod;
 use mla_cpu::Cpu;
 pub(crate) use mla_runtime::Result;
 pub(crate) use mla_runtime::backend::{
@@ -26,11 +25,9 @@ impl<D: Device + HostMemory> Host for D {}
 
 /// Views, each with an expression of the same view.
 macro_rules! views {
-    ($($view:ident $([$($parameter:ident: $bound:ident),+])?, |$it:ident| $same:expr;)*) => {
-        $(impl<'a, D: Host $($(, $parameter: $bound)+)?> OnCpu
-            for $view<'a, D $($(, $parameter)+)?>
-        {
-            type View = $view<'a, Cpu $($(, $parameter)+)?>;
+    ($($view:ident $([$element:ty])?, |$it:ident| $same:expr;)*) => {
+        $(impl<'a, D: Host> OnCpu for $view<'a, D $(, $element)?> {
+            type View = $view<'a, Cpu $(, $element)?>;
 
             fn on_cpu(self) -> Result<Self::View> {
                 let $it = self;
@@ -46,7 +43,9 @@ views! {
         let layout = *tensor.layout();
         TensorMut::new(tensor.into_bytes(), layout)
     };
-    ArrayRef[T: Pod], |array| ArrayRef::new(array.bytes(), array.len());
+    ArrayRef[i32], |array| ArrayRef::new(array.bytes(), array.len());
+    ArrayRef[i64], |array| ArrayRef::new(array.bytes(), array.len());
+    ArrayRef[f32], |array| ArrayRef::new(array.bytes(), array.len());
     BlockTable, |table| {
         BlockTable::new(table.entries().on_cpu()?, table.requests(), table.max_pages())
     };
