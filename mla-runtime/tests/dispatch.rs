@@ -18,59 +18,30 @@ use mla_runtime::spec::{
     BackendSpec, Capability, CapabilityMatch, KernelFacts, PageSizes, Phase, Platform, Priority,
     Problem, Run, Target,
 };
-use mla_runtime::{best_decode, best_prefill, mla_backend};
+use mla_runtime::{best_decode, best_prefill};
 use proptest::prelude::*;
 
 type Gpu = common::Bytes<false>;
 
 const ANY_GPU: &[&str] = &["compute_80"];
 
-struct Hopper;
+decode_backend!(Hopper on Gpu: sm = "90", dtypes = "bf16", compiled = ANY_GPU, priority = 10);
 
-#[mla_backend(sm = "90", dtypes = "bf16", compiled = ANY_GPU, priority = 10)]
-impl DecodeBackend for Hopper {
-    decode_body!(Gpu);
+decode_backend! {
+    Every on Gpu: sm = "80+", dtypes = "f16,bf16", compiled = ANY_GPU, priority = "100:20,*:5"
 }
 
-struct Every;
-
-#[mla_backend(
-    sm = "80+",
-    dtypes = "f16,bf16",
-    compiled = ANY_GPU,
-    priority = "100:20,*:5"
-)]
-impl DecodeBackend for Every {
-    decode_body!(Gpu);
-}
-
-struct Prefill;
-
-#[mla_backend(sm = "80+", dtypes = "f16,bf16", compiled = ANY_GPU)]
-impl PrefillBackend for Prefill {
-    prefill_body!(Gpu);
-}
+prefill_backend!(Prefill on Gpu: sm = "80+", dtypes = "f16,bf16", compiled = ANY_GPU);
 
 // Left out: no package has this feature.
-struct Blackwell;
-
-#[mla_backend(feature = "sm1000", sm = "10x", dtypes = "f16,bf16", priority = 100)]
-impl DecodeBackend for Blackwell {
-    decode_body!(Gpu);
+decode_backend! {
+    Blackwell on Gpu: feature = "sm1000", sm = "10x", dtypes = "f16,bf16", priority = 100
 }
 
 // Compiled for one GPU of those that it declares.
-struct Partly;
-
-#[mla_backend(
-    sm = "100|120",
-    dtypes = "bf16",
-    compiled = "SM100|SM120",
-    run_on = RUN_ON,
-    priority = 200
-)]
-impl DecodeBackend for Partly {
-    decode_body!(Gpu);
+decode_backend! {
+    Partly on Gpu:
+        sm = "100|120", dtypes = "bf16", compiled = "SM100|SM120", run_on = RUN_ON, priority = 200
 }
 
 const SM100: &[&str] = &[];

@@ -4,24 +4,19 @@
 mod common;
 
 use mla_runtime::backend::{DecodeBackend, Entry};
-use mla_runtime::mla_backend;
 use mla_runtime::select::{Registry, SelectionError};
 use mla_runtime::spec::Phase;
 
 const ANY_GPU: &[&str] = &["compute_80"];
 
-struct One;
-
-#[mla_backend(name = "CLAIMED", sm = "90", compiled = ANY_GPU, dtypes = "bf16", kv = "bf16")]
-impl DecodeBackend for One {
-    decode_body!(common::Bytes<false>);
+decode_backend! {
+    One on common::Bytes<false>:
+        name = "CLAIMED", sm = "90", compiled = ANY_GPU, dtypes = "bf16", kv = "bf16"
 }
 
-struct Other;
-
-#[mla_backend(name = "OTHER", sm = "100", compiled = ANY_GPU, dtypes = "bf16", kv = "bf16")]
-impl DecodeBackend for Other {
-    decode_body!(common::Bytes<false>);
+decode_backend! {
+    Other on common::Bytes<false>:
+        name = "OTHER", sm = "100", compiled = ANY_GPU, dtypes = "bf16", kv = "bf16"
 }
 
 // Stands for another crate's: within one, the compiler refuses a second claim.

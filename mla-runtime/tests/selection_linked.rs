@@ -9,7 +9,6 @@ use mla_cpu::Cpu;
 use mla_runtime::Error;
 use mla_runtime::backend::{DecodeBackend, DecodeStage, LayerConfig, PrefillBackend, PrefillStage};
 use mla_runtime::device::Device;
-use mla_runtime::mla_backend;
 use mla_runtime::model::{DType, KvFormat, MlaDims};
 use mla_runtime::select::{Registry, SelectionError, SelectionRequest};
 use mla_runtime::spec::{Phase, Problem, Target};
@@ -19,40 +18,19 @@ const GPU: Gpu = common::Bytes;
 const ANY_GPU: &[&str] = &["compute_80"];
 
 // Takes the place of the known backend on 9.0, which is all that it accepts.
-struct FlashAttn;
-
-#[mla_backend(
-    sm = "90",
-    compiled = ANY_GPU,
-    dtypes = "bf16",
-    requires_r1 = true,
-    priority = 100
-)]
-impl PrefillBackend for FlashAttn {
-    prefill_body!(Gpu);
+prefill_backend! {
+    FlashAttn on Gpu:
+        sm = "90", compiled = ANY_GPU, dtypes = "bf16", requires_r1 = true, priority = 100
 }
 
-struct Foreign;
-
-#[mla_backend(
-    name = "FOREIGN",
-    provider = "elsewhere",
-    sm = "80+",
-    compiled = ANY_GPU,
-    dtypes = "bf16",
-    kv = "bf16"
-)]
-impl DecodeBackend for Foreign {
-    decode_body!(Gpu);
+decode_backend! {
+    Foreign on Gpu:
+        name = "FOREIGN", provider = "elsewhere", sm = "80+", compiled = ANY_GPU, dtypes = "bf16",
+        kv = "bf16"
 }
-
-struct Unsaid;
 
 // Before all others, if it did not lack the key `compiled`.
-#[mla_backend(sm = "80+", dtypes = "bf16", kv = "bf16", priority = 1000)]
-impl DecodeBackend for Unsaid {
-    decode_body!(Gpu);
-}
+decode_backend!(Unsaid on Gpu: sm = "80+", dtypes = "bf16", kv = "bf16", priority = 1000);
 
 #[test]
 fn unsaid_targets_need_a_name() {

@@ -237,30 +237,37 @@ macro_rules! decode_body {
     };
 }
 
-/// A decode backend of the attribute's arguments, which is never called: a row of a table.
+/// A decode backend of the attribute's arguments, which is never called. Without a device it is a
+/// row of a table, whose name is its own.
 macro_rules! decode_backend {
+    ($name:ident on $device:ty: $($arguments:tt)*) => {
+        struct $name;
+
+        #[::mla_runtime::mla_backend($($arguments)*)]
+        impl ::mla_runtime::backend::DecodeBackend for $name {
+            decode_body!($device);
+        }
+    };
     ($name:ident: $($arguments:tt)*) => {
         const _: () = {
-            struct $name;
-
-            #[::mla_runtime::mla_backend($($arguments)*)]
-            impl ::mla_runtime::backend::DecodeBackend for $name {
-                decode_body!(common::Bytes);
-            }
+            decode_backend!($name on common::Bytes: $($arguments)*);
         };
     };
 }
 
 /// A prefill backend in the same way.
 macro_rules! prefill_backend {
+    ($name:ident on $device:ty: $($arguments:tt)*) => {
+        struct $name;
+
+        #[::mla_runtime::mla_backend($($arguments)*)]
+        impl ::mla_runtime::backend::PrefillBackend for $name {
+            prefill_body!($device);
+        }
+    };
     ($name:ident: $($arguments:tt)*) => {
         const _: () = {
-            struct $name;
-
-            #[::mla_runtime::mla_backend($($arguments)*)]
-            impl ::mla_runtime::backend::PrefillBackend for $name {
-                prefill_body!(common::Bytes);
-            }
+            prefill_backend!($name on common::Bytes: $($arguments)*);
         };
     };
 }

@@ -33,11 +33,6 @@ decode_backend!(WithoutConstant: sm = "compiled", dtypes = "bf16");
 decode_backend!(WithFeature: sm = "compiled", dtypes = "bf16", feature = "sm90", compiled = SM90);
 decode_backend!(NotAlone: sm = "90|compiled", dtypes = "bf16", compiled = SM90);
 
-struct Any;
-
-#[mla_backend(sm = "any", dtypes = "bf16", compiled = SM80)]
-impl DecodeBackend for Any {
-    decode_body!(common::Bytes<true>);
-}
+decode_backend!(Any on common::Bytes<true>: sm = "any", dtypes = "bf16", compiled = SM80);
 
 fn main() {}

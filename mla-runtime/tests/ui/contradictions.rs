@@ -1,8 +1,5 @@
 // Keys that contradict each other or the phase.
 
-use mla_runtime::backend::DecodeBackend;
-use mla_runtime::mla_backend;
-
 #[macro_use]
 #[path = "../common/mod.rs"]
 mod common;
@@ -25,11 +22,6 @@ decode_backend!(PrecisionOfNothing: sm = "90", dtypes = "bf16", lse = "none", ls
 decode_backend!(FeaturesOfLists: sm = "90", dtypes = "bf16", features = "second_cache,sinks,dense_requests");
 prefill_backend!(PrefillLists: sm = "90", dtypes = "bf16", features = "dense_requests");
 
-struct PriorityOnProcessors;
-
-#[mla_backend(sm = "any", dtypes = "bf16", priority = "90:10")]
-impl DecodeBackend for PriorityOnProcessors {
-    decode_body!(common::Bytes<true>);
-}
+decode_backend!(PriorityOnProcessors on common::Bytes<true>: sm = "any", dtypes = "bf16", priority = "90:10");
 
 fn main() {}

@@ -2,9 +2,6 @@
 
 #![allow(unexpected_cfgs)]
 
-use mla_runtime::backend::DecodeBackend;
-use mla_runtime::mla_backend;
-
 #[macro_use]
 #[path = "../common/mod.rs"]
 mod common;
@@ -17,11 +14,6 @@ const SM90: &[&str] = &["sm_90a"];
 decode_backend!(OfHopper: sm = "90", dtypes = "bf16", compiled = SM90);
 decode_backend!(Portable: sm = "80+", dtypes = "bf16", feature = "sm80");
 
-struct OnProcessors;
-
-#[mla_backend(sm = "any", dtypes = "bf16")]
-impl DecodeBackend for OnProcessors {
-    decode_body!(common::Bytes<true>);
-}
+decode_backend!(OnProcessors on common::Bytes<true>: sm = "any", dtypes = "bf16");
 
 fn main() {}

@@ -1,7 +1,6 @@
 //! Selects backends that do not name the targets of their kernels.
 
 use mla_runtime::backend::{DecodeBackend, Entry, PrefillBackend};
-use mla_runtime::mla_backend;
 use mla_runtime::model::{DType, MlaDims};
 use mla_runtime::select::{Registry, SelectionRequest};
 use mla_runtime::spec::{Capability, Problem, Target};
@@ -10,43 +9,18 @@ use mla_runtime::spec::{Capability, Problem, Target};
 #[path = "../../../common/mod.rs"]
 mod common;
 
-struct Literal;
+prefill_backend!(Literal on common::Bytes: sm = "90|100", dtypes = "f16,bf16", requires_r1 = true);
 
-#[mla_backend(sm = "90|100", dtypes = "f16,bf16", requires_r1 = true)]
-impl PrefillBackend for Literal {
-    prefill_body!(common::Bytes);
-}
+decode_backend!(EveryGpu on common::Bytes: sm = "80+", dtypes = "bf16");
 
-struct EveryGpu;
-
-#[mla_backend(sm = "80+", dtypes = "bf16")]
-impl DecodeBackend for EveryGpu {
-    decode_body!(common::Bytes);
-}
-
-struct OfHopper;
-
-#[mla_backend(sm = "80+", dtypes = "bf16", feature = "sm90")]
-impl DecodeBackend for OfHopper {
-    decode_body!(common::Bytes);
-}
+decode_backend!(OfHopper on common::Bytes: sm = "80+", dtypes = "bf16", feature = "sm90");
 
 // Kernels from elsewhere, whatever the package compiles.
 const AT_RUN_TIME: &[&str] = &["compute_80"];
 
-struct Elsewhere;
+decode_backend!(Elsewhere on common::Bytes: sm = "80+", dtypes = "bf16", compiled = AT_RUN_TIME);
 
-#[mla_backend(sm = "80+", dtypes = "bf16", compiled = AT_RUN_TIME)]
-impl DecodeBackend for Elsewhere {
-    decode_body!(common::Bytes);
-}
-
-struct OnProcessors;
-
-#[mla_backend(sm = "any", dtypes = "bf16")]
-impl DecodeBackend for OnProcessors {
-    decode_body!(common::Bytes<true>);
-}
+decode_backend!(OnProcessors on common::Bytes<true>: sm = "any", dtypes = "bf16");
 
 /// Returns the cause that keeps a backend from running on a GPU of this capability, and the remedy.
 fn cause(entry: &Entry, major: u8, minor: u8) -> Option<[String; 2]> {
