@@ -340,18 +340,18 @@ fn specs_by_hand_are_checked() {
         (Phase::Decode, |s| s.with_alignment(12), "alignment: "),
         (
             Phase::Prefill,
-            |s| s.with_dims(Some(&[HeadDims::new(0, 64, 128)])),
+            |s| s.with_dims(Some(const { &[HeadDims::new(0, 64, 128)] })),
             "dims: ",
         ),
         (
             Phase::Decode,
-            |s| s.with_cache_dims(Some(&[CacheDims::new(0, 64)])),
+            |s| s.with_cache_dims(Some(const { &[CacheDims::new(0, 64)] })),
             "cache_dims: ",
         ),
         (
             Phase::Decode,
             |s| {
-                let s = s.with_cache_dims(Some(&[CacheDims::new(448, 64)]));
+                let s = s.with_cache_dims(Some(const { &[CacheDims::new(448, 64)] }));
                 s.with_kv_formats(&[KvFormat::Fp8DsMla])
             },
             "cache_dims: ",

@@ -14,7 +14,7 @@ use mla_runtime::model::{
 };
 use mla_runtime::plan::memory::RegionName;
 use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
-use mla_runtime::tensor::{CacheLayout, CacheMut, Rotary, TensorMut, TensorRef};
+use mla_runtime::tensor::{CacheLayout, CacheMut, TensorMut, TensorRef};
 
 use crate::{Tables, random, wide};
 
@@ -670,7 +670,7 @@ fn refusals_name_the_field() {
     let mut problem = sparse.config().problem;
     problem.dtype = DType::BF16;
     let narrow = Indexer::new(&cpu, &indexer_config(9), &problem).unwrap();
-    let mut foreign = narrow.workspace(&IndexLimits::new(limits())).unwrap();
+    let mut foreign = narrow.workspace(&limits()).unwrap();
     let before = world.index_cache.clone();
     let refused = world.select(&indexer, &space, &mut foreign, &step);
     assert_eq!(

@@ -9,7 +9,7 @@ use mla_conformance::reference::{
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexCall, IndexDevice as _, IndexKeys, IndexLimits, Indexer,
+    IndexCacheLayout, IndexCacheMut, IndexCall, IndexDevice as _, IndexKeys, Indexer,
     IndexerWorkspace,
 };
 use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
@@ -103,7 +103,7 @@ impl World {
         let mut pages: Vec<i32> = (0..2 * PAGES as i32 + 1).collect();
         rng.shuffle(&mut pages);
         Self {
-            own: indexer.workspace(&IndexLimits::new(limits)).unwrap(),
+            own: indexer.workspace(&limits).unwrap(),
             space: layer.workspace(&limits).unwrap(),
             layer,
             indexer,

@@ -25,9 +25,12 @@ impl<D: Device + HostMemory> Host for D {}
 
 /// Views, each with an expression of the same view.
 macro_rules! views {
-    ($($view:ident $([$element:ty])?, |$it:ident| $same:expr;)*) => {
-        $(impl<'a, D: Host> OnCpu for $view<'a, D $(, $element)?> {
-            type View = $view<'a, Cpu $(, $element)?>;
+    ($($view:ident $([$parameter:ident: $bound:ident])? $(<$element:ty>)?,
+        |$it:ident| $same:expr;)*) => {
+        $(impl<'a, D: Host $(, $parameter: $bound)?> OnCpu
+            for $view<'a, D $(, $parameter)? $(, $element)?>
+        {
+            type View = $view<'a, Cpu $(, $parameter)? $(, $element)?>;
 
             fn on_cpu(self) -> Result<Self::View> {
                 let $it = self;
@@ -43,9 +46,9 @@ views! {
         let layout = *tensor.layout();
         TensorMut::new(tensor.into_bytes(), layout)
     };
-    ArrayRef[i32], |array| ArrayRef::new(array.bytes(), array.len());
-    ArrayRef[i64], |array| ArrayRef::new(array.bytes(), array.len());
-    ArrayRef[f32], |array| ArrayRef::new(array.bytes(), array.len());
+    ArrayRef<i32>, |array| ArrayRef::new(array.bytes(), array.len());
+    ArrayRef<i64>, |array| ArrayRef::new(array.bytes(), array.len());
+    ArrayRef<f32>, |array| ArrayRef::new(array.bytes(), array.len());
     BlockTable, |table| {
         BlockTable::new(table.entries().on_cpu()?, table.requests(), table.max_pages())
     };
