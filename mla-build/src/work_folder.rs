@@ -34,8 +34,8 @@ pub(crate) struct WorkFolder {
 }
 
 impl WorkFolder {
-    /// Opens a work_folder in `out_dir`, or in the system's folder for temporary files if nvcc cannot
-    /// be given that path.
+    /// Opens a work_folder in `out_dir`, or in the system's folder for temporary files if nvcc
+    /// cannot be given that path.
     pub(crate) fn open(out_dir: &Path) -> Result<Self, Error> {
         let system = std::env::temp_dir();
         let parent = if Place::Temporary.takes(out_dir) {

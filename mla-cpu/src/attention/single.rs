@@ -16,8 +16,8 @@ pub(crate) trait SingleProducts: Copy + Send {
     fn arrange(self, rows: usize, queries: &[f32], width: usize, to: &mut [f32]);
 
     /// Computes scores[..count][..rows] = keys · queries, scores `[KEYS, MAX_BLOCK]`. Rows are
-    /// rounded up to a multiple of 16. The scores of the rows so added, and of keys from `count` on,
-    /// may be overwritten.
+    /// rounded up to a multiple of 16. The scores of the rows so added, and of keys from `count`
+    /// on, may be overwritten.
     fn score(
         self,
         keys: Rows<'_, f32>,
