@@ -16,7 +16,7 @@ use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Query, SlotLists, StepLimits,
 };
 use mla_runtime::mla_backend;
-use mla_runtime::model::{Element, KvFormat};
+use mla_runtime::model::{DType, Element, KvFormat};
 use mla_runtime::spec::Problem;
 use mla_runtime::tensor::ArrayRef;
 use mla_runtime::{Error, Result};
@@ -140,7 +140,12 @@ impl DecodeBackend for CpuDecode {
         let heads = self.config.problem.heads as usize;
         let rows = heads.saturating_mul(limits.decode_query_len.max(1));
         let rows = rows.min(ROWS).next_multiple_of(LANES);
-        let engines = Engines::new(device, self.config.problem.dtype, rows, widths, true)?;
+        // A token's scale is any f32: values of bf16 would be rounded.
+        let dtype = match self.config.problem.kv_format == KvFormat::Fp8PerToken {
+            true => DType::F32,
+            false => self.config.problem.dtype,
+        };
+        let engines = Engines::new(device, dtype, rows, widths, true)?;
         let out_pitch = engines.value_pitch();
         let shared_rows = threads * MAX_SPLITS * rows;
         Ok(DecodeState {

@@ -205,7 +205,7 @@ fn for_every_case(mut check: impl FnMut(&Case)) {
             }
         }
     }
-    assert_eq!(cases, 6 * 3 * 3 * 5 * 5 * 3);
+    assert_eq!(cases, 6 * 3 * 3 * 6 * 5 * 3);
 }
 
 // Puts the candidates that apply first, each with its fields and `missing` behind them.

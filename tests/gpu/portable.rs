@@ -36,8 +36,12 @@ conformance!(mma_mla_ds: decode_conformance of MmaMlaDs);
 conformance!(mma_mla_ds_with_99_kb: decode_conformance of Smaller<MmaMlaDs, GEFORCE, 48>);
 conformance!(mma_mla_ds_with_163_kb: decode_conformance of Smaller<MmaMlaDs, A100, 72>);
 conformance!(mma_mla_per_token: decode_conformance of MmaMlaPerToken);
-conformance!(mma_mla_per_token_with_99_kb: decode_conformance of Smaller<MmaMlaPerToken, GEFORCE, 48>);
-conformance!(mma_mla_per_token_with_163_kb: decode_conformance of Smaller<MmaMlaPerToken, A100, 72>);
+conformance!(
+    mma_mla_per_token_with_99_kb: decode_conformance of Smaller<MmaMlaPerToken, GEFORCE, 48>
+);
+conformance!(
+    mma_mla_per_token_with_163_kb: decode_conformance of Smaller<MmaMlaPerToken, A100, 72>
+);
 conformance!(mma_mla_sparse: decode_conformance of MmaMlaSparse);
 conformance!(mma_mla_sparse_with_99_kb: decode_conformance of Smaller<MmaMlaSparse, GEFORCE, 48>);
 conformance!(mma_mla_sparse_with_163_kb: decode_conformance of Smaller<MmaMlaSparse, A100, 72>);

@@ -104,7 +104,9 @@ fn pages_of<D: Lending>(
     let size = form.dtype().size_in_bytes();
     let page_size = problem.page_size as usize;
     let right_dtype = match problem.kv_format {
-        KvFormat::Fp8 | KvFormat::Fp8DsMla | KvFormat::Fp8PerToken => form.dtype() == candle_core::DType::U8,
+        KvFormat::Fp8 | KvFormat::Fp8DsMla | KvFormat::Fp8PerToken => {
+            form.dtype() == candle_core::DType::U8
+        }
         format => layer_dtype(form.dtype(), name).is_ok_and(|it| KvFormat::of(it).same(format)),
     };
     match (form.dims(), &*strides) {

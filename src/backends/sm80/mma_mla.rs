@@ -1,4 +1,5 @@
-//! MMA_MLA and its siblings for rows with scales: dense absorbed decode on every GPU since Ampere, one launch per step.
+//! MMA_MLA and its siblings for rows with scales: dense absorbed decode on every GPU since Ampere,
+//! one launch per step.
 //!
 //! `docs/kernels/portable.md` tells how the kernel works. It divides a batch on the device, from
 //! the lengths there, so a captured step can be replayed with other lengths and pages in the same

@@ -50,7 +50,8 @@ impl DecodeBackend for NoDecode {
 fn context_of_every_cache_format_agrees_with_the_cpu() {
     let gpu = &*gpu();
     for dtype in [DType::BF16, DType::F16] {
-        for kv_format in [KvFormat::of(dtype), KvFormat::Fp8, KvFormat::Fp8DsMla] {
+        let quantised = [KvFormat::Fp8, KvFormat::Fp8DsMla, KvFormat::Fp8PerToken];
+        for kv_format in [KvFormat::of(dtype)].into_iter().chain(quantised) {
             for context_rows in [64, 320, 4096] {
                 let case = Case {
                     dtype,
