@@ -3,10 +3,13 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use template::{MAX_SPECS, Range, Template};
+use range::{MAX_SPECS, Range};
+use template::Template;
 
 #[path = "../../mla-cli/src/batch.rs"]
 mod batch;
+#[path = "../../mla-cli/src/bench/settings/range.rs"]
+mod range;
 #[path = "../../mla-cli/src/bench/settings/template.rs"]
 mod template;
 

@@ -1,18 +1,15 @@
 //! Everything that can make the command fail.
 
+use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use mla_runtime::model::ModelError;
 use mla_runtime::select::SelectionError;
 
-use crate::batch::BatchSpecError;
-
 /// The reason why there is no output. The message names the error and the accepted values.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
-    #[error(transparent)]
-    BatchSpec(#[from] BatchSpecError),
     #[cfg(feature = "build-report")]
     #[error(
         "--target-dir: {0}; accepted: the target folder of a build with --features sm90, sm80 or \
@@ -28,9 +25,9 @@ pub enum CliError {
     Selection(#[from] SelectionError),
     #[error(transparent)]
     Runtime(#[from] mla_runtime::Error),
-    /// A batch spec with names in it, or a range, that is none.
+    /// A batch spec that is none, also one with names in it, or a range.
     #[error("{0}")]
-    Template(String),
+    BatchSpec(String),
     /// Arguments that are right one by one, but not together.
     #[error("{argument}: given {given}, accepted {accepted}")]
     Argument {
@@ -60,6 +57,11 @@ pub enum CliError {
 }
 
 impl CliError {
+    /// The refusal of a batch spec.
+    pub(crate) fn batch_spec(error: impl Display) -> Self {
+        Self::BatchSpec(error.to_string())
+    }
+
     /// An argument, what was given, and what is accepted.
     pub fn argument(
         argument: &'static str,

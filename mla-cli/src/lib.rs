@@ -42,8 +42,6 @@ mod explain;
 mod models;
 mod plan;
 #[cfg(feature = "bench")]
-mod progress;
-#[cfg(feature = "bench")]
 mod run;
 #[cfg(feature = "bench")]
 mod selftest;
@@ -199,17 +197,18 @@ pub mod parts {
     pub use crate::bench::settings::{SEED, Settings};
     pub use crate::bench::statistics::Summary;
     pub use crate::device::memory::upload;
+    pub use crate::device::progress::Progress;
     pub use crate::device::random::Normal;
     pub use crate::device::stopwatch::{Protocol, Stopwatch};
     pub use crate::device::{About, DeviceName, IndexedJob, Job};
     pub use crate::error::CliError;
-    pub use crate::progress::Progress;
     pub use crate::run::batch_args::BatchArgs;
+    pub use crate::run::cost::Cost;
     pub use crate::run::data::{Data, HostLists};
     pub use crate::run::deviation::Errors;
     pub use crate::run::reference::compare as compare_outputs;
     pub use crate::run::sparse::{Indexed, ListErrors, Lists, Run};
     pub use crate::run::step::{Step, Wanted};
-    pub use crate::run::workload::{Cost, Workload};
+    pub use crate::run::workload::Workload;
     pub use crate::table::{counted, number, numbers, table};
 }

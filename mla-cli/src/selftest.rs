@@ -21,10 +21,10 @@ use crate::bench::plan::rows::ALL;
 use crate::bench::record;
 use crate::bench::runner::{Unwatched, run_on_device};
 use crate::bench::settings::{Measure, Settings};
+use crate::device::progress::{Progress, tell};
 use crate::device::stopwatch::{Loaded, Stopwatch};
 use crate::device::{About, DeviceName, Job};
 use crate::error::CliError;
-use crate::progress::{Progress, tell};
 use crate::table::counted;
 
 /// The form of the JSON, which changes when a field changes its meaning.

@@ -17,7 +17,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn output(args: &Args) -> Result<String, CliError> {
-    let spec: BatchSpec = args.spec.parse()?;
+    let spec: BatchSpec = args.spec.parse().map_err(CliError::batch_spec)?;
     Ok(args.format.write(&spec, || describe(&spec)))
 }
 

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 /// The max number of public types of both crates, each counted once however often it is shown.
-const TYPES: usize = 156;
+const TYPES: usize = 135;
 
 /// The max number of them that `docs/engine.md` names.
 const NAMED: usize = 60;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::input::read_json;
 use crate::error::CliError;
-use crate::run::workload::Cost;
+use crate::run::cost::Cost;
 use crate::table::number;
 
 /// The maximal arithmetic and traffic of a machine, and the source of the figures.

@@ -32,8 +32,8 @@ use self::output::OutputArgs;
 use self::record::Report;
 use self::runner::{Watcher, run_on_device};
 use self::settings::Settings;
+use crate::device::progress::Progress;
 use crate::error::CliError;
-use crate::progress::Progress;
 
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]

@@ -10,8 +10,8 @@ use super::ceilings::Ceilings;
 use super::environment::Environment;
 use super::statistics::Summary;
 use crate::device::stopwatch::{Conditions, Loaded, Protocol};
+use crate::run::cost::Cost;
 use crate::run::deviation::Errors;
-use crate::run::workload::Cost;
 use crate::table::number;
 
 /// The form of the JSON, which changes when a field changes its meaning.

@@ -16,10 +16,10 @@ use super::plan::sweep::{cases, sweep};
 use super::record::{Report, Row, SCHEMA};
 use super::settings::{Settings, Switch};
 use super::work::Layer;
+use crate::device::progress::Progress;
 use crate::device::stopwatch::{Protocol, Stopwatch};
 use crate::device::{About, DeviceName, Job};
 use crate::error::CliError;
-use crate::progress::Progress;
 
 /// Hooks around the measuring of rows.
 pub trait Watcher {

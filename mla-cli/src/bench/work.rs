@@ -10,7 +10,8 @@ use mla_runtime::select::Registry;
 use super::lists::{Lists, distinct_rows};
 use crate::batch::BatchSpec;
 use crate::error::CliError;
-use crate::run::workload::{Cost, Workload, query_tokens};
+use crate::run::cost::{Cost, query_tokens};
+use crate::run::workload::Workload;
 
 /// A row to be measured.
 #[derive(Clone, Debug)]

@@ -1,6 +1,7 @@
 //! The devices that a subcommand can run on: `--device cpu` or `--device cuda`.
 
 pub(crate) mod memory;
+pub(crate) mod progress;
 pub(crate) mod random;
 pub(crate) mod stopwatch;
 pub(crate) mod tensor;
@@ -19,9 +20,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 use self::memory::field_bytes;
 use self::stopwatch::Stopwatch;
 use crate::batch::BatchSpec;
-use crate::error::CliError;
 #[cfg(feature = "gpu")]
-use crate::progress::Progress;
+use crate::device::progress::Progress;
+use crate::error::CliError;
 use crate::table::size;
 
 /// A device by name.

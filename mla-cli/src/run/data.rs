@@ -7,8 +7,8 @@ use mla_runtime::layer::{LayerCall, Weights};
 
 use super::workload::Workload;
 use crate::device::memory::CacheBuffer;
+use crate::device::progress::Progress;
 use crate::device::tensor::{Tensor, filled_cache};
-use crate::progress::Progress;
 
 /// Queries of this standard deviation make scores with one of 2. The softmax is then neither nearly
 /// uniform nor nearly a choice of one key, so a wrong key or weight shows.

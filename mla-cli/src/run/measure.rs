@@ -10,8 +10,8 @@ use mla_runtime::tensor::Memory;
 use super::data::{Data, HostLists};
 use super::sparse::Lists;
 use super::workload::Workload;
+use crate::device::progress::Progress;
 use crate::error::CliError;
-use crate::progress::Progress;
 
 /// The median time of each part, and of all together.
 pub(super) struct Timings {

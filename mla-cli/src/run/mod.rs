@@ -1,6 +1,7 @@
 //! `mla run`: a layer on a batch of random data, timed and compared with the f64 reference.
 
 pub(crate) mod batch_args;
+pub(crate) mod cost;
 pub(crate) mod data;
 pub(crate) mod deviation;
 mod measure;
@@ -22,9 +23,9 @@ use self::report::Report;
 use self::sparse::{Dense, Indexed, Lists};
 use self::step::{Step, Wanted};
 use crate::args::{self, Format, Model, ModelArgs, natural, positive, samples};
+use crate::device::progress::Progress;
 use crate::device::{About, IndexedJob, Job};
 use crate::error::CliError;
-use crate::progress::Progress;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

@@ -19,8 +19,8 @@ use serde::Serialize;
 use super::data::{Data, HostLists};
 use super::deviation::{self, Deviation, choose, worst};
 use super::workload::Workload;
+use crate::device::progress::Progress;
 use crate::error::CliError;
-use crate::progress::Progress;
 
 /// The errors of the sampled rows of a phase against the reference.
 #[derive(Clone, Copy, Serialize)]

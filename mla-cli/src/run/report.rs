@@ -13,7 +13,7 @@ use super::reference::{Errors, PhaseErrors};
 use super::sparse::ListErrors;
 use super::workload::Workload;
 use crate::args::Model;
-use crate::run::workload::Cost;
+use crate::run::cost::Cost;
 use crate::table::{counted, number, size};
 use crate::table::{numbers, table};
 

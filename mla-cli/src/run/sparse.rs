@@ -20,10 +20,10 @@ use serde::Serialize;
 use super::data::{HostLists, seed_of};
 use super::workload::Workload;
 use crate::device::memory::upload;
+use crate::device::progress::Progress;
 use crate::device::random::Normal;
 use crate::device::tensor::{BLOCK, Tensor};
 use crate::error::CliError;
-use crate::progress::Progress;
 
 /// The source of the lists of slots that a layer attends to.
 pub trait Lists<D: Device>: Sized {

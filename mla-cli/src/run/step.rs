@@ -13,8 +13,8 @@ use super::workload::{self, Workload};
 use crate::args::Model;
 use crate::batch::BatchSpec;
 use crate::device::About;
+use crate::device::progress::Progress;
 use crate::error::CliError;
-use crate::progress::Progress;
 
 /// The step that is asked for.
 pub struct Wanted<'a> {
@@ -51,7 +51,7 @@ impl<D: Device> Step<D> {
         let Wanted {
             model, on, problem, ..
         } = wanted;
-        let spec: BatchSpec = on.batch.parse()?;
+        let spec: BatchSpec = on.batch.parse().map_err(CliError::batch_spec)?;
         about.check_memory("--batch", &spec, workload::bytes(&spec, problem))?;
         let workload = Workload::new(&spec, wanted.threshold, problem.page_size, on.seed)?;
         let problem = problem.with_query_len(workload.query_len);

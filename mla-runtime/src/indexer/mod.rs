@@ -29,7 +29,7 @@
 //! # Pools
 //!
 //! GLM-5.3-Flash has one key for each K tokens of a request, positions K·j to K·j + K − 1. With a
-//! gate g[t] = W_g · x[t] and a table a `[K, D]`, of each value by itself:
+//! gate `g[t]` = W_g · `x[t]` and a table a `[K, D]`, of each value by itself:
 //!
 //! ```text
 //! key      k[t]      = LayerNorm(W_k · x[t])                               [D] bf16

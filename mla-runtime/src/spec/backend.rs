@@ -152,8 +152,8 @@ impl BackendSpec {
         with_priority(priority: Priority);
     }
 
-    /// Everything that speaks against this backend for `problem` on `target`, in the order of
-    /// [`Field`]; empty if it fits.
+    /// Everything that speaks against this backend for `problem` on `target`, in the order of the
+    /// spec's fields; empty if it fits.
     pub const fn validate(&self, target: Target, problem: &Problem) -> Reasons {
         let mut reasons = Reasons::NONE
             .unless(

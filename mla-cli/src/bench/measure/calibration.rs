@@ -85,7 +85,9 @@ struct Run<'a, D: Stopwatch> {
 
 impl<D: Stopwatch> Run<'_, D> {
     fn seconds(&mut self, route: Route, queries: u32) -> Result<f64, CliError> {
-        self.layer.spec = format!("q{queries}s{}", CONTEXT + queries).parse()?;
+        self.layer.spec = format!("q{queries}s{}", CONTEXT + queries)
+            .parse()
+            .map_err(CliError::batch_spec)?;
         self.layer.threshold = match route {
             Route::Absorbed => u32::MAX,
             Route::Expanded => 0,

@@ -29,7 +29,7 @@ pub(super) fn batches(settings: &Settings) -> Result<Vec<Batch>, CliError> {
     let mut unused: BTreeSet<&str> = ranges.keys().map(String::as_str).collect();
     let mut batches = Vec::new();
     for text in &settings.batches {
-        let template: Template = text.parse().map_err(CliError::Template)?;
+        let template: Template = text.parse().map_err(CliError::BatchSpec)?;
         let mut numbers = Vec::new();
         for name in template.names() {
             let Some(range) = ranges.get(name) else {
@@ -42,7 +42,7 @@ pub(super) fn batches(settings: &Settings) -> Result<Vec<Batch>, CliError> {
             unused.remove(name.as_str());
             numbers.push(range.clone());
         }
-        let specs = template.expand(&numbers).map_err(CliError::Template)?;
+        let specs = template.expand(&numbers).map_err(CliError::BatchSpec)?;
         batches.extend(specs.into_iter().map(|spec| Batch {
             text: spec.to_string(),
             spec,

@@ -208,7 +208,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
         let requests = case.requests.iter();
         let requests: Vec<String> = requests.map(|r| format!("q{}s{}", r.q, r.kv)).collect();
         let batch = Batch {
-            spec: requests.join("_").parse()?,
+            spec: requests.join("_").parse().map_err(CliError::batch_spec)?,
             text: case.id.clone(),
         };
         let model = Model {

@@ -3,6 +3,7 @@
 //! A key that takes a list is an axis: a benchmark has a row for every combination. An argument
 //! takes the place of the file's key.
 
+mod range;
 mod refusals;
 pub(crate) mod template;
 mod values;
@@ -13,7 +14,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use self::template::Range;
+use self::range::Range;
 pub(crate) use self::values::{Measure, Route, Switch};
 use self::values::{RangeSetting, fault, list};
 use super::lists::{ListKind, Lists};
@@ -293,7 +294,7 @@ impl Settings {
             if !is_name(name) {
                 return Err(CliError::argument("ranges", format!("{name:?}"), NAME));
             }
-            ranges.insert(name.clone(), range.read().map_err(CliError::Template)?);
+            ranges.insert(name.clone(), range.read().map_err(CliError::BatchSpec)?);
         }
         let mut given_before = BTreeSet::new();
         for given in &self.range {
@@ -305,7 +306,7 @@ impl Settings {
                     "each name once",
                 ));
             }
-            let range = range.parse().map_err(CliError::Template)?;
+            let range = range.parse().map_err(CliError::BatchSpec)?;
             ranges.insert(name.to_owned(), range);
         }
         Ok(ranges)
