@@ -36,12 +36,13 @@ MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params, const MlaDevi
 /* The same as mla_decode_sm90 on every GPU since Ampere: one kernel on `stream`. It also takes rows
  * of (latent_dim, rope_dim) (512, 0), (256, 64) and (256, 32), 1..=16 query tokens, 1..=65535
  * requests, and, with rows of (512, 64), a cache of MLA_CACHE_FP8_DS_MLA or of
- * MLA_CACHE_FP8_PER_TOKEN, whose strides are in bytes and whose scales are any f32. A split_patience of 0 means 100 000 cycles more than the
- * maximum time of a CTA's share of the work. Batches that are short, by requests, max_pages and
- * page_size, have kernels of their own: a max_pages of no more columns than may be used saves them
- * up to half of their time. max_pages * page_size is at most 2^31 - 65. Over all requests and tiles
- * of 16 query rows there are less than 2^31 tiles of 16 tokens, with four more for each of these.
- * cache_slot_stride is less than 2^27 bytes, and cache_page_stride less than 2^48 elements. */
+ * MLA_CACHE_FP8_PER_TOKEN, whose strides are in bytes and whose scales are any f32. A
+ * split_patience of 0 means 100 000 cycles more than the maximum time of a CTA's share of the work.
+ * Batches that are short, by requests, max_pages and page_size, have kernels of their own: a
+ * max_pages of no more columns than may be used saves them up to half of their time. max_pages *
+ * page_size is at most 2^31 - 65. Over all requests and tiles of 16 query rows there are less than
+ * 2^31 tiles of 16 tokens, with four more for each of these. cache_slot_stride is less than 2^27
+ * bytes, and cache_page_stride less than 2^48 elements. */
 MlaStatus mla_decode_sm80(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
                           void* stream);
 

@@ -452,8 +452,8 @@ fn engine_owned_fields() {
     assert_eq!(
         model.engine_work(),
         [
-            "outputs have a gate, one for each head and value, by whose sigmoid the engine multiplies \
-             them, or the layer",
+            "outputs have a gate, one for each head and value, by whose sigmoid the engine \
+             multiplies them, or the layer",
             "each head has a learnt sink, which the engine passes",
             "the engine multiplies query latents by 2.000000 behind their norm",
             "the engine multiplies latents by 3.464102 behind their norm",

@@ -442,9 +442,7 @@ impl<D: IndexDevice> IndexRows<'_, D> {
             .checked_mul(width)
             .and_then(|slots| slots.checked_mul(size_of::<i32>()))
             .filter(|&needed| width > 0 && needed <= bytes)
-            .filter(|_| {
-                width.is_multiple_of(pool) == (pool == 1) && (width + 1).is_multiple_of(pool)
-            })
+            .filter(|_| width % pool == pool - 1)
             .ok_or_else(|| {
                 Error::argument(
                     "slot lists",

@@ -321,8 +321,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     }
 
     /// The maximum number of new tokens of a request on the absorbed path, if a step does not say:
-    /// [`crossover::threshold`] of the longest context, within `limits`, the problem's query length,
-    /// and the decode backend's maximum.
+    /// [`crossover::threshold`] of the longest context, within `limits`, the problem's query
+    /// length, and the decode backend's maximum.
     pub fn threshold(&self, limits: &StepLimits) -> u32 {
         let problem = &self.config.problem;
         let max = match problem.query_len {

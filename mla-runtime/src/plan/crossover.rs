@@ -24,9 +24,9 @@
 //!
 //! # On a processor
 //!
-//! The time of a multiply-add differs. A [processor](Machine::processor) has seconds per multiply-add of
-//! products with the weights, and of pairs of tokens in either form, from a short run of both. The
-//! new tokens count as well, in the expansion and in pairs among themselves.
+//! The time of a multiply-add differs. A [processor](Machine::processor) has seconds per
+//! multiply-add of products with the weights, and of pairs of tokens in either form, from a short
+//! run of both. The new tokens count as well, in the expansion and in pairs among themselves.
 //!
 //! # On a GPU
 //!

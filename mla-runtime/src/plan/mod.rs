@@ -13,8 +13,8 @@
 //! absorbed path is the cheaper one. [`parallel`] tells which rank holds which token when the
 //! cache is spread over several devices.
 //!
-//! All arithmetic is checked: a quantity that does not fit is an [error](crate::Error), never a panic or a
-//! wrapped number.
+//! All arithmetic is checked: a quantity that does not fit is an [error](crate::Error), never a
+//! panic or a wrapped number.
 
 pub mod context;
 pub mod crossover;

@@ -350,6 +350,7 @@ const fn cpu(phase: Phase) -> BackendSpec {
         quant_output: true,
         features: FeatureSet::of(&[
             Feature::Deterministic,
+            Feature::BatchInvariant,
             Feature::NanPropagation,
             Feature::StridedOutputs,
             Feature::NonCausal,

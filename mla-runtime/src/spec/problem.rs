@@ -81,9 +81,9 @@ impl Problem {
         self.features.contains(Feature::SplitCache)
     }
 
-    /// Refuses to use what was made for this problem for another one, because its memory has another
-    /// size; `field` is what was made. A backend whose own safety depends on these sizes keeps the
-    /// problem in its state.
+    /// Refuses to use what was made for this problem for another one, because its memory has
+    /// another size; `field` is what was made. A backend whose own safety depends on these sizes
+    /// keeps the problem in its state.
     ///
     /// ```
     /// use mla_runtime::model::{DType, MlaDims};

@@ -216,12 +216,13 @@ impl CacheLayout {
                 "fewer than 2^63 slots",
             ));
         }
-        let rows = self.check_strides(
-            ["row stride", "rows"],
-            self.strides(),
-            self.row_bytes(),
-            available,
-        )?;
+        // Kernels read the whole pitch of a row, of the last one too.
+        let pitch = match self.is_split() {
+            true => 0,
+            false => self.format.pitch(self.dims).min(self.row_stride),
+        };
+        let row = self.row_bytes().max(pitch);
+        let rows = self.check_strides(["row stride", "rows"], self.strides(), row, available)?;
         let rope = match (self.split_rope, rope) {
             (Some(strides), Some(available)) => self.check_strides(
                 ["rope row stride", "rotary keys"],
@@ -647,6 +648,22 @@ mod tests {
                  not overlap"
             );
             assert_eq!(said((1000, 128), (rope, 64)), Some(refused));
+        }
+    }
+
+    #[test]
+    fn the_last_row_has_all_bytes_of_its_pitch() {
+        // A row of 12 bytes, at a pitch of 16 or as the caller's strides have it.
+        let format = KvFormat::Fp8PerToken;
+        let wide = CacheLayout::contiguous(MlaDims::new(4, HeadDims::new(8, 2, 8)), format, 1, 2);
+        let narrow = CacheLayout {
+            page_stride: 24,
+            row_stride: 12,
+            ..wide
+        };
+        for (layout, bytes) in [(wide, 32), (narrow, 24)] {
+            let taken = |bytes| CacheRef::<Addresses>::new((0, bytes), layout).is_ok();
+            assert!(taken(bytes) && !taken(bytes - 1), "{layout}");
         }
     }
 
