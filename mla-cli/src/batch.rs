@@ -29,9 +29,6 @@ pub(crate) const MAX_LEN: u32 = i32::MAX as u32;
 /// a list.
 pub(crate) const MAX_REQUESTS: usize = 1 << 20;
 
-/// The longest extension that is called speculative decode.
-const MAX_SPECULATIVE_LEN: u32 = 16;
-
 /// The kind of a request, by its lengths.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -70,12 +67,6 @@ pub(crate) const fn kind(request: Request) -> RequestKind {
     }
 }
 
-/// Returns true if speculative decoding makes such requests: an extension by at most
-/// [`MAX_SPECULATIVE_LEN`] tokens.
-pub(crate) const fn is_speculative_decode(request: Request) -> bool {
-    matches!(kind(request), RequestKind::Extend) && request.q <= MAX_SPECULATIVE_LEN
-}
-
 /// A batch of requests, as written in a [batch spec](self).
 ///
 /// Displays as the shortest spec that names the same requests in the same order, and serialises as
@@ -104,16 +95,6 @@ impl BatchSpec {
     /// The tokens of the whole batch that are attended to, cached and new.
     pub fn kv_tokens(&self) -> u64 {
         self.requests.iter().map(|r| u64::from(r.kv)).sum()
-    }
-
-    /// The longest query length.
-    pub fn max_query_len(&self) -> u32 {
-        self.requests.iter().map(|r| r.q).max().unwrap_or(0)
-    }
-
-    /// The longest kv length.
-    pub fn max_kv_len(&self) -> u32 {
-        self.requests.iter().map(|r| r.kv).max().unwrap_or(0)
     }
 
     /// The batch in words: `2 prefill (2x2k), 8 extend (8xq4kv1k), 32 decode (16x1k, 16x2k)`.
@@ -446,13 +427,7 @@ mod tests {
         assert_eq!(RequestKind::ALL.map(|kind| spec.count(kind)), [4, 8, 64]);
         assert_eq!(spec.query_tokens(), 4 * 2048 + 8 * 4 + 64);
         assert_eq!(spec.kv_tokens(), 4 * 2048 + 8 * 1024 + 64 * 2048);
-        assert_eq!((spec.max_query_len(), spec.max_kv_len()), (2048, 2048));
         assert_eq!(spec.requests()[4].context_len(), 1020);
-        let speculative = |spec: &str| is_speculative_decode(parse(spec).requests()[0]);
-        assert!(speculative("q16s17"));
-        assert!(!speculative("q17s18"));
-        assert!(!speculative("q1s17"));
-        assert!(!speculative("q4"));
     }
 
     #[test]

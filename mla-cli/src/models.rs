@@ -183,7 +183,11 @@ impl ModelReport {
     fn new(preset: &Preset, config: &ModelConfig, registry: &Registry) -> Result<Self, CliError> {
         let dims = config.dims;
         let layers = config.layers.unwrap_or(1);
-        let index_bytes = config.indexer.map_or(0, |it| it.dims.token_bytes());
+        // A page's tail, of pooled keys, counts for its tokens.
+        let page = 64;
+        let index_bytes = config
+            .indexer
+            .map_or(0, |it| it.dims.page_bytes(page).div_ceil(page));
         let memory = |format: KvFormat| {
             let layer_bytes = format.row_bytes(dims);
             let indexers = config.indexers(layers) as usize;

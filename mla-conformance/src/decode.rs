@@ -715,7 +715,7 @@ impl Step {
         }
         let mut layout = CacheLayout::contiguous(dims, format, pages, page_size);
         let element = bytes_of_element(format);
-        layout.row_stride = placement.row_bytes(element, format.row_bytes(dims));
+        layout.row_stride = placement.cache_row_bytes(element, format.row_bytes(dims));
         layout.page_stride = page_size * layout.row_stride;
         if format.has_tensor_scale() {
             layout.scale = 0.037;

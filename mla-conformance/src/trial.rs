@@ -47,6 +47,8 @@ pub(crate) struct Placement {
     is_apart: bool,
     /// Addresses and distances are odd multiples of this, in bytes; 0: no such rule.
     alignment: usize,
+    /// Cache rows lie at multiples of this, in bytes; 0: no such rule.
+    unit: usize,
 }
 
 impl Placement {
@@ -58,6 +60,7 @@ impl Placement {
                 Trial::ExactlyAligned => spec.alignment as usize,
                 _ => 0,
             },
+            unit: spec.alignment as usize,
         }
     }
 
@@ -92,6 +95,11 @@ impl Placement {
             unit => (bytes.div_ceil(unit) | 1) * unit,
         }
     }
+
+    /// The bytes from one cache row of `bytes` to the next.
+    pub(crate) fn cache_row_bytes(self, element: usize, bytes: usize) -> usize {
+        self.row_bytes(element, bytes.next_multiple_of(self.unit.max(1)))
+    }
 }
 
 #[cfg(test)]
@@ -118,6 +126,21 @@ mod tests {
                 [plain.row_bytes(element, bytes), plain.start(element)],
                 [bytes, 0]
             );
+        }
+    }
+
+    #[test]
+    fn cache_rows_lie_as_a_spec_takes_them() {
+        for (alignment, trial, apart) in [
+            (1, Trial::Once, 644),
+            (1, Trial::ExactlyAligned, 645),
+            (16, Trial::Once, 656),
+            (16, Trial::ExactlyAligned, 656),
+        ] {
+            let spec =
+                BackendSpec::new("ANY", Phase::Decode, Platform::Cpu).with_alignment(alignment);
+            let placement = Placement::new(trial, &spec, 0);
+            assert_eq!(placement.cache_row_bytes(1, 644), apart);
         }
     }
 }

@@ -150,6 +150,9 @@ fn empty_tensors_take_no_time() {
     for shape in [[0, HUGE, HUGE], [HUGE, 0, HUGE], [HUGE, HUGE, 0]] {
         cpu.copy(read(shape), written(shape)).unwrap();
         cpu.clear(written(shape)).unwrap();
+        cpu.scale_outputs(written(shape), None, None).unwrap();
+        cpu.scale_outputs(written(shape), None, Some(read(shape)))
+            .unwrap();
         let [batch, m, n] = shape;
         cpu.gemm(read([batch, m, 0]), read([batch, 0, n]), written(shape))
             .unwrap();

@@ -97,6 +97,7 @@ struct Buffers {
     out: Buffer,
     lse: Buffer,
     sinks: Buffer,
+    gate: Buffer,
     cos: Buffer,
     sin: Buffer,
     positions: Buffer,
@@ -121,6 +122,7 @@ impl Buffers {
             out: bytes(2 * tokens * HEADS * 128),
             lse: bytes(4 * tokens * HEADS),
             sinks: bytes(4 * HEADS),
+            gate: bytes(2 * tokens * HEADS),
             cos: bytes(4 * 32),
             sin: bytes(4 * 32),
             positions: bytes(8),
@@ -132,7 +134,7 @@ impl Buffers {
     }
 
     /// The buffers by the names that a refusal has.
-    fn fields(&mut self) -> [(&'static str, &mut Buffer); 15] {
+    fn fields(&mut self) -> [(&'static str, &mut Buffer); 16] {
         [
             ("W_kv_b", &mut self.weights),
             ("query", &mut self.query),
@@ -142,6 +144,7 @@ impl Buffers {
             ("out", &mut self.out),
             ("lse", &mut self.lse),
             ("sinks", &mut self.sinks),
+            ("gate", &mut self.gate),
             ("rotary.cos", &mut self.cos),
             ("rotary.sin", &mut self.sin),
             ("rotary.positions", &mut self.positions),
@@ -196,7 +199,9 @@ impl Buffers {
         let slots = SlotLists::new(list(&self.slots), 1)
             .with_counts(Some(list(&self.counts)))
             .with_second(Some(second));
+        let gate = view(&self.gate, rows([tokens, HEADS, 1]));
         call.with_sinks((!lists).then(|| ArrayRef::new(Inert::bytes(&self.sinks), HEADS).unwrap()))
+            .with_gate((!lists).then_some(gate))
             .with_rotary((!lists).then(|| {
                 Rotary::new(None, [cos, sin], RotaryStyle::Interleaved).with_positions(positions)
             }))

@@ -87,8 +87,8 @@ void check_alone(const PrefillCase& c, unsigned seed) {
         same = same && !std::memcmp(y.out.data(), x.out.data() + query * width,
                                     y.out.size() * sizeof(T));
         for (int head = 0; head < c.heads; ++head)
-            same = same && !std::memcmp(&y.lse[size_t(head) * y.query_tokens],
-                                        &x.lse[size_t(head) * x.query_tokens + query],
+            same = same && !std::memcmp(y.lse.data() + size_t(head) * y.query_tokens,
+                                        x.lse.data() + size_t(head) * x.query_tokens + query,
                                         y.query_tokens * sizeof(float));
     }
     failures += !same;

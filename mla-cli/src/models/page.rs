@@ -57,8 +57,8 @@ fn memory(models: &[ModelReport], text: &mut String) {
 ## Memory
 
 Bytes of cache per token: in a layer, and in all layers of the model together. A sparse model's
-layers with an indexer also keep its keys, which the model's bytes count. `mla plan memory --model
-NAME --fit 80GiB` plans a whole card.
+layers with an indexer also keep its keys, here in pages of 64, which the model's bytes count.
+`mla plan memory --model NAME --fit 80GiB` plans a whole card.
 
 | model | heads | layers | (L, P, R, V) | softmax scale | context | slots | index | bf16 | model \
 | fp8 | model | fp8_ds_mla | model |

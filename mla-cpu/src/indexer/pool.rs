@@ -117,8 +117,11 @@ impl Pools<'_> {
         let width = self.layout.width;
         let (mut keys, mut gates) = (Vec::new(), Vec::new());
         for back in (0..self.pool).rev() {
+            // New tokens mostly stand in order; parts of a prompt may be requests of their own.
+            let place = (slot - back) as i64;
             let new = token.checked_sub(back);
-            let new = new.filter(|new| self.slots[*new] == (slot - back) as i64);
+            let new = new.filter(|new| self.slots[*new] == place);
+            let new = new.or_else(|| self.slots.iter().rposition(|slot| *slot == place));
             if let Some(new) = new {
                 keys.extend(self.keys[self.row(new)].iter().map(|x| x.to_f32()));
                 gates.extend(self.gates[self.row(new)].iter().map(|x| x.to_f32()));

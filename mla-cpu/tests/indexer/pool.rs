@@ -413,6 +413,38 @@ fn steps_and_drafts_change_nothing() {
     }
 }
 
+/// The tokens of a pool stand anywhere in a call: parts of a prompt may be requests of their own.
+#[test]
+fn tokens_of_a_pool_stand_anywhere() {
+    let mut rng = Rng::with_seed(8);
+    let layout = World::index_layout(2);
+    let [keys, gates] = [0; 2].map(|_| random(&mut rng, 5 * WIDTH));
+    let (table, norm) = (random(&mut rng, POOL * WIDTH), [1.0f32; WIDTH]);
+    let written = |order: [usize; 5]| {
+        // A pool of the first page, and a token of the second.
+        let slots = order.map(|token| [0, 1, 2, 3, PAGE as i64][token]);
+        let rows = |of: &[f32]| -> Vec<f32> {
+            let rows = order.iter().flat_map(|token| &of[token * WIDTH..][..WIDTH]);
+            rows.copied().collect()
+        };
+        let (keys, gates) = (rows(&keys), rows(&gates));
+        let view = |of, shape| TensorRef::from_slice::<f32>(of, shape).unwrap();
+        let mut cache = vec![0u32; 2 * layout.page_stride / 4];
+        let to = IndexCacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout).unwrap();
+        let norm = view(&norm, [1, 1, WIDTH]);
+        let slots = ArrayRef::from_slice(&slots);
+        let keys = IndexKeys::new(view(&keys, [5, 1, WIDTH]), [norm, norm], slots, to)
+            .with_pool([view(&gates, [5, 1, WIDTH]), view(&table, [1, POOL, WIDTH])]);
+        Cpu::new().write_index_keys(&config(), keys).unwrap();
+        let bytes: &[u8] = bytemuck::cast_slice(&cache);
+        let scale = bytes[layout.scale_at(0)..][..4].to_vec();
+        (bytes[layout.values_at(0)..][..WIDTH].to_vec(), scale)
+    };
+    let expected = written([0, 1, 2, 3, 4]);
+    assert_eq!(written([0, 1, 4, 2, 3]), expected);
+    assert_eq!(written([2, 3, 4, 0, 1]), expected);
+}
+
 #[test]
 fn what_no_pool_can_be() {
     let dims = config().dims;

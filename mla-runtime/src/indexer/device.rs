@@ -281,7 +281,7 @@ impl<D: IndexDevice> IndexKeys<'_, D> {
     }
 }
 
-impl<D: Device> IndexQueries<'_, D> {
+impl<D: IndexDevice> IndexQueries<'_, D> {
     /// Refuses what does not fit; the number of tokens.
     ///
     /// # Errors
@@ -289,6 +289,7 @@ impl<D: Device> IndexQueries<'_, D> {
     /// If a shape or a dtype disagrees with the configuration, or the room is too small.
     pub fn check(&self, config: &IndexerConfig) -> Result<usize> {
         config.check()?;
+        check_pools::<D>(config.dims.pool)?;
         let [heads, width] = [config.dims.heads, config.dims.width].map(|n| n as usize);
         let tokens = self.queries.shape()[0];
         let expect = |field, tensor: &TensorRef<'_, D>, shape| {
@@ -435,8 +436,10 @@ impl<D: IndexDevice> IndexRows<'_, D> {
     ///
     /// # Errors
     ///
-    /// If the width is 0 or not that of whole pools, or there are fewer bytes than the lists take.
+    /// If the width is 0 or not that of whole pools, there are fewer bytes than the lists take, or
+    /// the device has no such pools.
     pub fn check_lists(&self, bytes: usize, width: usize) -> Result<usize> {
+        check_pools::<D>(self.pool)?;
         let (tokens, pool) = (self.tokens.len(), self.pool as usize);
         tokens
             .checked_mul(width)

@@ -1,7 +1,7 @@
 //! A layer of the backends that were selected at run time.
 
 use super::{MlaLayer, Workspace};
-use crate::backend::{SelectedDecode, SelectedPrefill};
+use crate::backend::{LayerConfig, SelectedDecode, SelectedPrefill};
 use crate::device::Device;
 use crate::select::{Selection, SelectionError};
 use crate::select::{decode_of, prefill_of};
@@ -24,10 +24,23 @@ impl Selection {
         device: &D,
         softmax_scale: f32,
     ) -> Result<SelectedLayer<D>, SelectionError> {
-        let config = self.config(softmax_scale);
+        self.layer_of(device, &self.config(softmax_scale))
+    }
+
+    /// The same for a configuration that is not [`config`](Self::config) alone: with a
+    /// [query scaling](LayerConfig::query_scaling), or for a rank's own part of a cache.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Self::layer`], and if a backend does not fit the configuration's problem.
+    pub fn layer_of<D: Device>(
+        &self,
+        device: &D,
+        config: &LayerConfig,
+    ) -> Result<SelectedLayer<D>, SelectionError> {
         let [prefill, decode] = &self.entries;
-        let prefill = prefill_of(prefill, device, &config)?;
-        let decode = decode_of(decode, device, &config)?;
-        Ok(MlaLayer::new(device, &config, prefill, decode)?)
+        let prefill = prefill_of(prefill, device, config)?;
+        let decode = decode_of(decode, device, config)?;
+        Ok(MlaLayer::new(device, config, prefill, decode)?)
     }
 }

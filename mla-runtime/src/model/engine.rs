@@ -95,9 +95,10 @@ impl ModelConfig {
         Some((hidden / f64::from(rank)).sqrt())
     }
 
-    /// The factor by which the engine multiplies a query at `position` before it passes it; `None`
-    /// if the model has none. It multiplies all P+R values, after rotation; the cached keys have no
-    /// part in it.
+    /// The factor of a query at `position`; `None` if the model has none. A layer whose
+    /// configuration has the [scaling](Self::query_scaling) applies it. Otherwise the engine
+    /// multiplies all P+R values of a query by it, after rotation, before it passes them. The cached
+    /// keys have no part in it.
     pub fn query_factor(&self, position: u32) -> Option<f64> {
         self.query_scaling.map(|scaling| scaling.factor(position))
     }
@@ -149,6 +150,13 @@ impl ModelConfig {
         work.extend(self.latent_work());
         if self.rotary_key_norm {
             work.push("the engine normalises rotary keys before it rotates them".to_owned());
+        }
+        if let Some(indexer) = self.indexer.filter(|it| it.dims.pool > 1) {
+            work.push(format!(
+                "index keys are pooled by {}: the engine passes their gates and the table of a \
+                 pool's places, and has pages of a multiple of that",
+                indexer.dims.pool
+            ));
         }
         if let Some(reason) = self.foreign_indexer {
             work.push(format!("the engine has the indexer itself: {reason}"));

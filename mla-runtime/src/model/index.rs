@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::ModelError;
 use super::fields::{Fields, invalid, shown};
 use super::layers::{Kind, Layers};
+use crate::Error;
 use crate::model::{IndexDims, IndexLayers, IndexerConfig, LayerLists, MAX_LAYERS, RotaryStyle};
 
 /// Returns the reason why [`IndexerConfig`] cannot express the indexer that a configuration
@@ -23,9 +24,11 @@ pub(super) fn foreign(fields: &Fields<'_>, rope: u32) -> Result<Option<&'static 
     let always = always.then_some("its lists always have the first or the last tokens");
     let last = fields.is_of(&["hy_v4"]);
     let last = last.then_some("the last values of its queries and keys are rotated");
-    let mut pools = (pool(fields)? > 1 && rope > 0).then_some("its pools are of rotated keys");
+    // A key for each token is no pool, whatever is said of pools.
+    let is_pooled = pool(fields)? > 1;
+    let mut pools = (is_pooled && rope > 0).then_some("its pools are of rotated keys");
     for field in ["index_kpool_always_select_tail", "index_kpool_compress"] {
-        if fields.switch(field)? == Some(false) {
+        if fields.switch(field)? == Some(false) && is_pooled {
             pools = Some("its pools are of another kind");
         }
     }
@@ -77,8 +80,18 @@ pub(super) fn indexer(
         hadamard: pool > 1,
         ..IndexerConfig::DEEPSEEK_V3_2
     };
+    let is_rotary = rope.is_multiple_of(2) && rope <= config.dims.width;
     match config.check() {
         Ok(()) => Ok(Some(config)),
+        Err(Error::Argument {
+            field,
+            given,
+            accepted,
+        }) if is_rotary && config.dims.width.is_multiple_of(4) => Err(ModelError::Invalid {
+            field: field.into_owned(),
+            given,
+            accepted,
+        }),
         Err(_) => Err(ModelError::Invalid {
             field: width.into(),
             given: config.dims.width.to_string(),
@@ -268,7 +281,9 @@ mod tests {
         assert_eq!(halves.indexer, Some(IndexerConfig::DEEPSEEK_V3_2));
         let without = read(json!({"index_n_heads": null, "index_head_dim": null})).unwrap();
         assert_eq!((without.indexer, without.index_topk), (None, Some(2048)));
-        assert!(read(json!({"index_kpool": 1})).is_ok());
+        let one = read(json!({"index_kpool": 1, "index_kpool_compress": false,
+            "index_kpool_always_select_tail": false}));
+        assert_eq!(one, read(json!({})));
         let pooled = json!({"index_kpool": 4, "qk_rope_head_dim": 0});
         let pooled = read(pooled).unwrap().indexer.unwrap();
         let dims = IndexDims::GLM_5.with_rope(0).with_pool(4).with_tail(8);
@@ -328,6 +343,11 @@ mod tests {
             (
                 json!({"index_kpool": 3, "qk_rope_head_dim": 0}),
                 "index_topk: given 2048, accepted a multiple of index_kpool, 3".to_owned(),
+            ),
+            (
+                json!({"index_kpool": 4, "qk_rope_head_dim": 0, "index_head_dim": 96}),
+                "index_head_dim: given 96, accepted a power of two, as the Hadamard transform needs"
+                    .to_owned(),
             ),
             (
                 json!({"index_topk": null}),

@@ -265,7 +265,7 @@ impl ModelConfig {
     /// | `indexer_rope_interleave` | `true` or `false` (also if it is left out) |
     /// | `indexer_types`, `index_topk_pattern`, `index_topk_freq` with `index_skip_topk_offset`, or `cli_factor` | which layers have an indexer; every layer, if all are left out |
     /// | `index_kpool` | the tokens that share an index key, which divide `index_topk`; 1, if left out |
-    /// | `index_kpool_always_select_tail`, `index_kpool_compress` | true, or left out, or null; false is an indexer of the engine's own |
+    /// | `index_kpool_always_select_tail`, `index_kpool_compress` | true, or left out, or null; false beside pools is an indexer of the engine's own |
     /// | `index_k_norm_type`, `index_init_tokens`, `index_local_tokens` | an indexer of the engine's own: [`Self::foreign_indexer`] |
     /// | `dtype` or `torch_dtype` | `float32`, `float16` or `bfloat16`, or left out, or null |
     /// | `max_position_embeddings` (`model_max_length`) | positive, or left out, or null |
@@ -291,8 +291,8 @@ impl ModelConfig {
     /// # Errors
     ///
     /// If a required field is missing or a field has a value that is not accepted; if the model
-    /// needs what no backend here has, such as a sliding window, a soft cap of logits, compressed
-    /// caches (DeepSeek-V4) or pooled index keys.
+    /// needs what no backend here has, such as a sliding window, a soft cap of logits or compressed
+    /// caches (DeepSeek-V4).
     pub fn from_hf_config(json: &str) -> Result<Self, ModelError> {
         let value = fields::parse(json)?;
         let fields = Fields::new(&value)?;

@@ -25,16 +25,17 @@ pub(crate) struct IndexNeeds {
 impl IndexNeeds {
     /// Returns the needs of one layer within `limits` on pages of `page_size` tokens.
     pub(crate) fn of(dims: IndexDims, limits: &StepLimits, page_size: u32) -> Result<Self> {
+        let keys = page_size as usize / dims.tokens_per_key();
         let columns = limits
             .pages_per_request
-            .checked_mul(page_size as usize / dims.tokens_per_key())
+            .checked_mul(keys)
             .and_then(|columns| columns.checked_next_multiple_of(COLUMNS))
             .and_then(|columns| u32::try_from(columns).ok())
             .filter(|columns| i32::try_from(*columns).is_ok())
             .ok_or_else(|| {
                 let given = limits.pages_per_request;
                 let columns = i32::MAX as usize / COLUMNS * COLUMNS;
-                let max = columns / (page_size as usize).max(1);
+                let max = columns / keys.max(1);
                 let accepted = format!("at most {max} pages of {page_size} tokens");
                 Error::argument("limits.pages_per_request", given, accepted)
             })?;

@@ -22,7 +22,7 @@
 //! | `expanded_values` | [E, H, V] | values | keys are packed |
 //! | `partial_outputs` | [T_e, H, V] | the latest partial result | W > 0 |
 //! | `partial_lse` | [H, T_e] f32 | its log-sum-exp | W > 0 |
-//! | `expanded_lse` | [H, T_e] f32 | that of the results so far, which are in the output itself | W > 0 |
+//! | `expanded_lse` | [H, T_e] f32 | that of the results so far, which are in the output itself | |
 //! | `packed_query` | `[T, H, P+R]` | the queries of a call, in the order of the step | rows out of order |
 //! | `packed_latent` | [T, L] | the new tokens' latents | rows out of order |
 //! | `packed_rope` | [T, R] | their rotary keys | rows out of order |
@@ -149,8 +149,12 @@ impl MemoryNeeds {
     ///
     /// # Errors
     ///
-    /// If a limit is out of range.
+    /// If a limit is out of range, or a page does not hold whole pools.
     pub fn with_indexer(self, dims: IndexDims, limits: &StepLimits, layers: u32) -> Result<Self> {
+        if !(self.page_size as usize).is_multiple_of(dims.tokens_per_key()) {
+            let accepted = format!("a multiple of index_kpool, {}", dims.pool);
+            return Err(Error::argument("page_size", self.page_size, accepted));
+        }
         let needs = IndexNeeds::of(dims, limits, self.page_size)?;
         Ok(Self {
             indexer: Some(IndexNeeds { layers, ..needs }),
@@ -503,9 +507,9 @@ fn add_expanded(needs: &MemoryNeeds, regions: &mut Regions) -> Result<()> {
     if rows > 0 {
         regions.add(RegionName::PartialOutputs, &[tokens, heads, v], bytes)?;
         regions.add(RegionName::PartialLse, &[heads, tokens], LSE_BYTES)?;
-        regions.add(RegionName::ExpandedLse, &[heads, tokens], LSE_BYTES)?;
     }
-    Ok(())
+    // Without context there is nothing to merge, but a call may have sinks.
+    regions.add(RegionName::ExpandedLse, &[heads, tokens], LSE_BYTES)
 }
 
 fn add_packed(needs: &MemoryNeeds, regions: &mut Regions) -> Result<()> {

@@ -204,6 +204,16 @@ impl Problem {
                 accepted: Accepted::Text("one row, where R is 0"),
             });
         }
+        // A rank's layer counts the tokens of its own part of the cache: it knows no positions.
+        if self.context_parallel && self.features.contains(Feature::QueryScales) {
+            return Some(Reason {
+                field: Field::Features,
+                given: Given::Feature(Feature::QueryScales),
+                accepted: Accepted::Text(
+                    "none beside context_parallel: the engine multiplies queries itself",
+                ),
+            });
+        }
         if self.page_size == 0 || self.page_size > MAX_PAGE_SIZE {
             return Some(Reason {
                 field: Field::PageSize,

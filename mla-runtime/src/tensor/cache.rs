@@ -216,10 +216,16 @@ impl CacheLayout {
                 "fewer than 2^63 slots",
             ));
         }
-        // Kernels read the whole pitch of a row, of the last one too.
+        // Kernels read the whole pitch of a row, of the last one too. A stride between single rows
+        // or pages may be anything, and says nothing of it.
+        let apart = match (self.page_size > 1, self.pages > 1) {
+            (true, _) => self.row_stride,
+            (false, true) => self.page_stride,
+            (false, false) => usize::MAX,
+        };
         let pitch = match self.is_split() {
             true => 0,
-            false => self.format.pitch(self.dims).min(self.row_stride),
+            false => self.format.pitch(self.dims).min(apart),
         };
         let row = self.row_bytes().max(pitch);
         let rows = self.check_strides(["row stride", "rows"], self.strides(), row, available)?;
@@ -661,7 +667,26 @@ mod tests {
             row_stride: 12,
             ..wide
         };
-        for (layout, bytes) in [(wide, 32), (narrow, 24)] {
+        // Pages of one row, whose stride within a page says nothing.
+        let pages = CacheLayout {
+            pages: 2,
+            page_size: 1,
+            page_stride: 16,
+            row_stride: 0,
+            ..wide
+        };
+        let narrow_pages = CacheLayout {
+            page_stride: 12,
+            ..pages
+        };
+        let alone = CacheLayout { pages: 1, ..pages };
+        for (layout, bytes) in [
+            (wide, 32),
+            (narrow, 24),
+            (pages, 32),
+            (narrow_pages, 24),
+            (alone, 16),
+        ] {
             let taken = |bytes| CacheRef::<Addresses>::new((0, bytes), layout).is_ok();
             assert!(taken(bytes) && !taken(bytes - 1), "{layout}");
         }

@@ -556,6 +556,25 @@ fn sinks_and_gates() {
     }
 }
 
+/// Prompts that are brought whole need no rows for context; sinks need their log-sum-exps.
+#[test]
+fn sinks_without_rows_for_context() {
+    let case = Case {
+        threshold: 1,
+        context_rows: 0,
+        ..Case::small(&[(1, 9), (7, 7), (5, 5)])
+    };
+    let mut world = World::new(&case);
+    let layer = cpu_layer(&case);
+    let mut workspace = layer.workspace(&case.limits()).unwrap();
+    world.prepare(&layer, &mut workspace).unwrap();
+    world.sinks = Some(vec![-0.5, 2.5, f32::INFINITY, f32::NEG_INFINITY]);
+    let outcome = world.forward(&layer, &mut workspace, true).unwrap();
+    world.check(&outcome).unwrap();
+    let without = world.forward(&layer, &mut workspace, false).unwrap();
+    assert_eq!(without.out, outcome.out);
+}
+
 #[test]
 fn gates_and_second_caches_that_do_not_fit() {
     let case = Case {

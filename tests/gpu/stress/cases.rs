@@ -93,6 +93,8 @@ pub(super) fn kernels(machine: &Machine, rng: &mut StdRng, cases: usize) -> Vec<
         "sm80 sparse", |d, _| d.sparse(SPARSE_80, DType::BF16, KvFormat::BF16, HEADS);
         "sm80 sparse, fp8_ds_mla", |d, _|
             d.sparse(SPARSE_80, DType::F16, KvFormat::Fp8DsMla, HEADS);
+        "sm80 decode, fp8_per_token", |d, _|
+            d.decode(DECODE_80, DType::BF16, KvFormat::Fp8PerToken);
         "sm80 decode, bf16", |d, _| d.decode(DECODE_80, DType::BF16, KvFormat::BF16);
         "sm80 decode, e4m3", |d, _| d.decode(DECODE_80, DType::F16, KvFormat::Fp8);
         "sm80 prefill (128, 64, 128)", |d, _| d.prefill(PREFILL_80, DType::BF16, [128, 64, 128]);
@@ -170,6 +172,7 @@ fn format_number(rows: KvFormat) -> i32 {
         (KvFormat::BF16, raw::MLA_CACHE_BF16),
         (KvFormat::Fp8, raw::MLA_CACHE_FP8),
         (KvFormat::Fp8DsMla, raw::MLA_CACHE_FP8_DS_MLA),
+        (KvFormat::Fp8PerToken, raw::MLA_CACHE_FP8_PER_TOKEN),
     ];
     let of_rows = numbers.iter().find(|it| it.0 == rows);
     of_rows.expect("every format has a number").1 as i32
@@ -450,7 +453,7 @@ impl<'a> Draw<'a> {
         let q = self.random(&mut memory, count * ROW * 2, values(of));
         let out = self.machine.zeros(&mut memory, count * LATENT * 2);
         let lse = self.machine.zeros(&mut memory, count * 4);
-        let row = rows.row_bytes(DIMS);
+        let row = rows.pitch(DIMS);
         let mut upload = |draw: &mut Self, lists: &Lists| {
             let bytes = pages as usize * 64 * row;
             let cache = draw.random(&mut memory, bytes, cache_values(rows));
@@ -551,7 +554,7 @@ impl<'a> Draw<'a> {
         let tokens = (requests * query_len) as usize;
         let count = tokens * heads as usize;
         let q = self.random(&mut memory, count * ROW * 2, values(of));
-        let row = rows.row_bytes(DIMS);
+        let row = rows.pitch(DIMS);
         let cache = self.random(&mut memory, pages as usize * 64 * row, cache_values(rows));
         let out = self.machine.zeros(&mut memory, count * LATENT * 2);
         let lse = self.machine.zeros(&mut memory, count * 4);
@@ -793,8 +796,13 @@ impl<'a> Draw<'a> {
     fn cache_write(&mut self) -> Case {
         let mut memory = Memory::default();
         let of = self.pick(&[DType::BF16, DType::F16]);
-        let rows = self.pick(&[KvFormat::of(of), KvFormat::Fp8, KvFormat::Fp8DsMla]);
-        let row = rows.row_bytes(DIMS);
+        let rows = self.pick(&[
+            KvFormat::of(of),
+            KvFormat::Fp8,
+            KvFormat::Fp8DsMla,
+            KvFormat::Fp8PerToken,
+        ]);
+        let row = rows.pitch(DIMS);
         let tokens = self.pick(&[1, 7, 64, 500]);
         let latent = self.random(&mut memory, tokens * LATENT * 2, values(of));
         let rope = self.random(&mut memory, tokens * ROPE * 2, values(of));

@@ -12,7 +12,7 @@ use mla_runtime::spec::{GraphSupport, Phase, Problem, QueryLen};
 use super::axes::{Batch, Model, batches, models};
 use super::rows::{BenchContext, Rows};
 use crate::args::cache_features;
-use crate::batch::{BatchSpec, RequestKind, is_speculative_decode, kind};
+use crate::batch::{BatchSpec, RequestKind, kind};
 use crate::bench::cases::{Case, CaseKind};
 use crate::bench::lists::Lists;
 use crate::bench::settings::{
@@ -79,9 +79,12 @@ pub(crate) fn cases<D: Stopwatch>(
     sweep.rows.finish()
 }
 
+/// The longest extension that is speculative decode.
+const MAX_SPECULATIVE_LEN: u32 = 16;
+
 /// The phase of a batch, by the kinds of its requests.
 fn phase_of(spec: &BatchSpec) -> Option<Phase> {
-    let decode = |r: &Request| kind(*r) == RequestKind::Decode || is_speculative_decode(*r);
+    let decode = |r: &Request| r.q < r.kv && r.q <= MAX_SPECULATIVE_LEN;
     if spec.requests().iter().all(decode) {
         Some(Phase::Decode)
     } else if spec
@@ -536,5 +539,20 @@ impl<'b> Paths<'b> {
             _ if prefill == decode => prefill.to_owned(),
             _ => format!("{decode} + {prefill}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extensions_of_at_most_sixteen_tokens_are_decode() {
+        let phase = |spec: &str| phase_of(&spec.parse().unwrap());
+        assert_eq!(phase("q1s17"), Some(Phase::Decode));
+        assert_eq!(phase("q16s17_q1s17"), Some(Phase::Decode));
+        assert_eq!(phase("q17s18"), None);
+        assert_eq!(phase("q4"), Some(Phase::Prefill));
+        assert_eq!(phase("q4_q1s17"), None);
     }
 }
