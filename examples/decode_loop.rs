@@ -5,7 +5,7 @@
 //! $ cargo run --release --features sm90 --example decode_loop
 //! ```
 //!
-//! Every latent is a vector of ones. So, whatever the scores, a head's output is the sum of its
+//! Every latent is a vector of ones. Whatever the scores, a head's output is then the sum of its
 //! value weights over the latent, and the end of the loop compares with that.
 
 use std::error::Error;

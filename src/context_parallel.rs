@@ -13,9 +13,9 @@
 //! every rank  out, lse        = merge of all, in the order of the ranks
 //! ```
 //!
-//! So V values per head and token travel instead of L, and every rank ends with the same bits.
-//! Steps have one new token per request: of several tokens, those that another rank holds would be
-//! seen too late.
+//! V values per head and token travel instead of L, and every rank ends with the same bits. Steps
+//! have one new token per request: of several tokens, those that another rank holds would be seen
+//! too late.
 //!
 //! Two things of a call are the engine's here. Sinks take part once: the ranks' layers get none, and
 //! [`Device::scale_outputs`] comes behind the merge, with its log-sum-exp. And a rank's layer counts
@@ -25,8 +25,8 @@
 //! they are passed.
 //!
 //! NCCL does not check that the ranks of a call agree: ranks of other lengths write past each
-//! other's memory. So the ranks exchange what each is about to send, on a group and a stream of
-//! their own, and every rank refuses a call on which they disagree before NCCL gets it. The host
+//! other's memory. The ranks therefore exchange what each is about to send, on a group and a stream
+//! of their own, and every rank refuses a call on which they disagree before NCCL gets it. The host
 //! waits for the other ranks' hosts meanwhile, not for the stream, and for nothing when a captured
 //! graph is replayed. An engine whose ranks agree by construction leaves that out with
 //! [`Communicator::all_gather_unchecked`] and [`PartialResults::merge_unchecked`]: these only

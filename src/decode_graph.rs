@@ -2,7 +2,7 @@
 //! pages and slots change.
 //!
 //! The launches of a step of decodes depend on its counts and on the longest length that it allows
-//! for. So a graph that was captured for `n` requests of `q` tokens and for `max_len` serves every
+//! for. A graph that was captured for `n` requests of `q` tokens and for `max_len` serves every
 //! step of up to `n` such requests of at most `max_len` tokens: the others are padding, which
 //! attends to nothing, writes no cache row, and gives zeros.
 //!
@@ -155,7 +155,7 @@ impl DecodeGraph {
     ///
     /// # Errors
     ///
-    /// As [`DecodeGraph::capture`].
+    /// Fails as [`DecodeGraph::capture`] does.
     pub fn capture_sizes<P, D>(
         layer: &MlaLayer<P, D>,
         workspace: &mut Workspace<P, D>,
@@ -198,9 +198,10 @@ impl DecodeGraph {
     ///
     /// # Safety
     ///
-    /// As [`Graph::replay`]: all memory that was captured is still allocated and stays so until the
-    /// stream has passed this, and no other stream accesses it in conflict meanwhile. The cache has
-    /// every page that the step names; that was checked of the captured step alone.
+    /// The conditions are those of [`Graph::replay`]: all memory that was captured is still
+    /// allocated and stays so until the stream has passed this, and no other stream accesses it in
+    /// conflict meanwhile. The cache has every page that the step names; that was checked of the
+    /// captured step alone.
     ///
     /// # Errors
     ///

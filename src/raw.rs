@@ -12,7 +12,7 @@
 //! # Safety
 //!
 //! The functions are `unsafe`. Every address must be that of memory of the kind and size that the
-//! header says, on the device unless it says the host. That memory must stay valid until the stream
+//! header says, on the device unless it says the host. The memory must stay valid until the stream
 //! has passed the launch, or until a function that enqueues nothing has returned.
 
 use std::ffi::CStr;

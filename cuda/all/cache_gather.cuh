@@ -24,8 +24,8 @@ constexpr int kGatherThreads = 128;
 constexpr int kGatherWarps = kGatherThreads / 32;
 // Maximum number of rows of a CTA.
 constexpr int kGatherRows = 16;
-// Bytes of the rows of a CTA with several rows. With this many, a dozen CTAs of an SM keep the
-// memory busy; with twice as many bytes, too few CTAs fit.
+// Maximum number of bytes of the rows of a CTA that has several. With this many, a dozen CTAs of an
+// SM keep the memory busy; with twice as many, too few CTAs fit.
 constexpr int64_t kGatherBytes = 10752;
 
 constexpr int gather_rows(int64_t row_bytes) {

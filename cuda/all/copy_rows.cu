@@ -1,8 +1,8 @@
-// Copies rows to the places that an index names: tensors of an engine's own order into the order of
-// a step, and results back.
+// Copies rows to the places that an index names: from an engine's own order of tokens into the
+// order of a step, and results back.
 //
-// Columns that are contiguous in both tensors are taken in units of up to 16 bytes. Each thread has
-// two units in flight, of one row or of neighbouring ones.
+// Columns that are contiguous in both tensors are copied in units of up to 16 bytes. Each thread
+// has two units in flight, of one row or of neighbouring ones.
 
 #include "helpers.cuh"
 

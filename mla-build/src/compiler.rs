@@ -52,7 +52,7 @@ pub(crate) const INCLUDE_VARIABLES: &[&str] = &["CPATH", "C_INCLUDE_PATH", "CPLU
 /// Flags of libclang's, which bindgen reads.
 const BINDGEN: &str = "BINDGEN_EXTRA_CLANG_ARGS";
 
-/// Environment variables that change what the compilers do. Those that are not keyed name a
+/// Environment variables that change what the compilers do. Variables that are not keyed name a
 /// program, whose version is part of the key.
 pub(crate) fn variables() -> Vec<String> {
     let fixed = KEYED.iter().chain(&[CCBIN, CUDAHOSTCXX, BINDGEN]);

@@ -229,8 +229,8 @@ impl Kernels {
         self
     }
 
-    /// The command that installs the toolkit, for the message that says it is missing. By default
-    /// that is the call of pip.
+    /// The command that installs the toolkit, for the message that says it is missing. The default
+    /// is the call of pip.
     pub fn install_command(mut self, command: impl Into<String>) -> Self {
         self.install_command = Some(command.into());
         self

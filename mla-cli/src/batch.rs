@@ -9,7 +9,7 @@
 //! | `s<len>` | kv length, with the query tokens; the query length if left out |
 //! | `k` | the length before it is × 1024 |
 //!
-//! So `2q2k_32q1s1k` has 34 requests, and the label `2 prefill (2x2k), 32 decode (32x1k)`.
+//! For example, `2q2k_32q1s1k` has 34 requests. Its label is `2 prefill (2x2k), 32 decode (32x1k)`.
 //!
 //! Nothing else is accepted: no space, no sign, no upper case, no digit outside ASCII, no count or
 //! length of zero, and no kv length below the query length.

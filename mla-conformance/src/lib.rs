@@ -19,12 +19,12 @@
 //! ```
 //!
 //! A case tries what the [spec](mla_runtime::spec::BackendSpec) accepts and nothing else: its
-//! dtypes, cache formats, dimensions, numbers of heads, page sizes and query lengths. So a spec
-//! that promises more than the implementation keeps is found, and the [`Failure`] says which key to
-//! narrow. Memory that no result may depend on is hostile: NaN in every slot without a token and
-//! between rows, nonsense in unused entries of the block table, and outputs that begin as NaN and
-//! may not be touched beside their rows. A NaN in what a row attends to is NaN in its output, and
-//! in no other row's.
+//! dtypes, cache formats, dimensions, numbers of heads, page sizes and query lengths. A spec that
+//! promises more than the implementation keeps is therefore found, and the [`Failure`] says which
+//! key to narrow. Memory that no result may depend on is hostile: NaN in every slot without a token
+//! and between rows, nonsense in unused entries of the block table, and outputs that begin as NaN
+//! and may not be touched beside their rows. A NaN in what a row attends to is NaN in its output,
+//! and in no other row's.
 //!
 //! Promises of a spec beside numbers are tried by a [`Trial`], as far as the device has the means:
 //! kernels that overlap, graphs that are replayed with other inputs, guards around workspaces, and

@@ -119,8 +119,8 @@ impl<'a> RowPlaces<'a> {
             None => (&self.rows, row + latent),
         };
         // SAFETY: the cache's layout was checked to have rows that do not overlap, nor do two
-        // tensors, and the rotary key of one row lies behind its latent. So nothing but this slot
-        // has these bytes, which are the caller's.
+        // tensors, and the rotary key of one row lies behind its latent. Nothing but this slot has
+        // these bytes, which are the caller's.
         unsafe { [self.rows.slice(row, latent), places.slice(key, rope)] }
     }
 }

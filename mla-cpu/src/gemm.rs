@@ -32,8 +32,8 @@ const FEW_ROWS: usize = 2;
 
 // The crate adds up products of one row or one column, of at most two entries and of at most 256
 // results in orders of their own, and those of more than 512 entries in parts that follow from the
-// number of rows. A row's bits would then depend on the rows beside it. So operands are filled up
-// with zeros, and longer ones are multiplied in parts.
+// number of rows. A row's bits would then depend on the rows beside it. Operands are therefore
+// filled up with zeros, and longer ones are multiplied in parts.
 const MIN_ENTRIES: usize = 3;
 const MIN_COLUMNS: usize = 2;
 const MAX_FEW: usize = 256;

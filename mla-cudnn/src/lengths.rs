@@ -7,10 +7,10 @@ use std::sync::{PoisonError, RwLock};
 /// cuDNN attends to requests of one length in 3 to 14% less time than to ragged ones, by a plan for
 /// just this length and number of requests. Such a plan takes 40 to 80 ms to build, for some shapes
 /// half a second, when a batch first has that shape. A workspace keeps it until 512 others were
-/// used since; what a graph was captured with stays. So it is worth it for lengths that occur again
-/// and again: those of [chunks](Self::Chunks) of prompts, and those that the engine knows of. An
-/// engine that cannot wait for a build while it serves runs one step of each shape before it does,
-/// as it would before it captures that step.
+/// used since; what a graph was captured with stays. A plan is worth its time for lengths that
+/// occur again and again: those of [chunks](Self::Chunks) of prompts, and those that the engine
+/// knows of. An engine that cannot wait for a build while it serves runs one step of each shape
+/// before it does, as it would before it captures that step.
 ///
 /// A length counts if both the query tokens and the keys of all requests have one of these lengths.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -1,6 +1,6 @@
 //! CUTLASS_MLA: absorbed decode on Blackwell, one query token per request.
 //!
-//! The kernel reads whole tiles of 128 keys, also beyond a request's end. So each request is
+//! The kernel reads whole tiles of 128 keys, also beyond a request's end. Each request is therefore
 //! divided into its whole tiles and a copy of the rest with zeros behind it; the kernel attends to
 //! both, and a kernel of our own merges the results. All of that is enqueued from lengths on the
 //! device, so that a captured step serves others.

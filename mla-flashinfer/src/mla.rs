@@ -2,8 +2,8 @@
 //!
 //! FlashInfer plans on the host: [`prepare`](mla_runtime::backend::DecodeBackend::prepare) divides
 //! the lengths that the host knows among the SMs and copies the lists into buffers that never move.
-//! So a captured step can be replayed once the next one is prepared, as long as its batch has the
-//! requests and query tokens of the captured one.
+//! A captured step can therefore be replayed once the next one is prepared, as long as its batch
+//! has the requests and query tokens of the captured one.
 
 use mla_runtime::mla_backend;
 

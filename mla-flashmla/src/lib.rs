@@ -5,8 +5,8 @@
 //! commit that `MLA_CHECKOUT_FLASHMLA` names; no line of them is here. This crate adds the
 //! C interface in `kernels`, and the code between FlashMLA's conventions and `mla-runtime`'s.
 //!
-//! FlashMLA launches its kernels as programmatic dependents and does not wait in them. So the
-//! backend does not declare `dependent_launch`, and a fence stands before and behind each call. A
+//! FlashMLA launches its kernels as programmatic dependents and does not wait in them. The backend
+//! therefore does not declare `dependent_launch`, and a fence stands before and behind each call. A
 //! program that calls it without a stage puts the fences itself, as [`mla_runtime::backend`] says.
 //!
 //! No GPU has run it in this crate yet, so it is chosen by its name alone. Its tests on a Hopper,

@@ -1,7 +1,7 @@
 //! Sentences that a running program and the compiler write alike.
 //!
-//! The compiler cannot run `Display`, but it has to say why no backend fits. So `const fn`s write
-//! the parts of a reason into a [`Text`], and `Display` shows the same text.
+//! The compiler cannot run `Display`, but it has to say why no backend fits. For this reason
+//! `const fn`s write the parts of a reason into a [`Text`], and `Display` shows the same text.
 
 use std::fmt;
 

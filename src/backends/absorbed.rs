@@ -21,14 +21,14 @@ pub(super) trait DenseKernel: Copy {
     ///
     /// # Safety
     ///
-    /// As the header says: a context is current.
+    /// A context is current, as the header says.
     unsafe fn workspace(self, params: &raw::MlaDecodeParams, bytes: &mut usize) -> raw::MlaStatus;
 
     /// Enqueues a call.
     ///
     /// # Safety
     ///
-    /// As the header says of every address in `params`.
+    /// Every address in `params` is as the header says.
     unsafe fn launch(self, params: &raw::MlaDecodeParams, stream: *mut c_void) -> raw::MlaStatus;
 }
 

@@ -20,21 +20,21 @@ pub(super) trait ExpandedKernel: Copy {
     ///
     /// # Safety
     ///
-    /// As the header says: a context is current.
+    /// A context is current, as the header says.
     unsafe fn load(self, params: &raw::MlaPrefillParams) -> raw::MlaStatus;
 
     /// Writes the bytes of the workspace to `bytes`.
     ///
     /// # Safety
     ///
-    /// As the header says: a context is current.
+    /// A context is current, as the header says.
     unsafe fn workspace(self, params: &raw::MlaPrefillParams, bytes: &mut usize) -> raw::MlaStatus;
 
     /// Enqueues a call.
     ///
     /// # Safety
     ///
-    /// As the header says of every address in `params`.
+    /// Every address in `params` is as the header says.
     unsafe fn launch(self, params: &raw::MlaPrefillParams, stream: *mut c_void) -> raw::MlaStatus;
 }
 

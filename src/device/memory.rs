@@ -211,7 +211,7 @@ impl Bytes<'_> {
     ///
     /// `address` is that of `len` bytes of memory of the device that the bytes are used on. Until
     /// the stream has passed every launch that reads them, they stay allocated and nothing else
-    /// writes them. That holds for each device that the bytes are used on: a caller that uses them
+    /// writes them. This holds for each device that the bytes are used on: a caller that uses them
     /// on several orders their streams, by events through [`Cuda::stream`](super::Cuda::stream).
     pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
         Self::at(address, len, None)
@@ -280,7 +280,7 @@ impl BytesMut<'_> {
     ///
     /// # Safety
     ///
-    /// As [`Bytes::from_raw`], and nothing else reads the bytes either.
+    /// The conditions of [`Bytes::from_raw`] hold, and nothing else reads the bytes either.
     pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
         Self::at(address, len, None)
     }

@@ -1,8 +1,8 @@
 //! A stream: its identity, and calls of the driver that report their own errors alone.
 //!
 //! cudarc keeps an error that a drop could not return, and gives it to the next call on the same
-//! context. An operation here would fail in its place, and a free would not wait. So nothing here
-//! goes through the calls of cudarc that look at that error.
+//! context. An operation here would fail in its place, and a free would not wait. Nothing here
+//! therefore goes through the calls of cudarc that look at that error.
 
 use std::fmt;
 use std::sync::Arc;

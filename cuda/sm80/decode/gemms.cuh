@@ -288,7 +288,7 @@ class Gemms {
                                       __uint_as_float(pair & 0xffff0000u));
     }
 
-    // The rotary values of 16 tokens. Of bytes there are two words.
+    // The rotary values of 16 tokens: two words if they are bytes.
     __device__ void load_rope(uint32_t (&b)[4], uint32_t from) const {
         if constexpr (C::kFormat == CacheFormat::e4m3) {
             uint32_t words[2];

@@ -3,8 +3,8 @@
 //
 // A row group that has multiplied a tile's values passes it: it no longer reads the tile, and its
 // copies of the two tiles after it have arrived. The other row group waits for that before it
-// copies another tile to this one's stage and before it reads the second tile after it. So neither
-// is a whole tile ahead, and one may be at its softmax while the other multiplies.
+// copies another tile to this one's stage and before it reads the second tile after it. Neither is
+// then a whole tile ahead, and one may be at its softmax while the other multiplies.
 #pragma once
 
 #include "config.cuh"

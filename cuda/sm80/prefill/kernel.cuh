@@ -1,8 +1,9 @@
 // Expanded attention on mma.sync: one CTA per query tile and head.
 //
 // Queries stay in shared memory. Each warp computes the scores, softmax and output of its own rows.
-// Values are copied while scores are computed, and the next keys after that. So one stage of each
-// is enough, and a second CTA of the SM uses the tensor cores while this one computes exponentials.
+// Values are copied while scores are computed, and the next keys after that. One stage of each is
+// therefore enough, and a second CTA of the SM uses the tensor cores while this one computes
+// exponentials.
 #pragma once
 
 #include <cstring>

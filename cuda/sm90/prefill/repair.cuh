@@ -1,11 +1,11 @@
 // Recomputes output rows that a non-finite value of a masked key has turned into NaN.
 //
 // Under causal attention, the last KV tiles of a query tile have keys that some of its rows do not
-// see. The weights of these keys are 0, but 0 times NaN or infinity is NaN. So one value that is
-// not finite contaminates its column in all rows. A search for such values would cost time in every
-// launch. Instead, each consumer warp checks what it stores, which takes a few instructions, and
-// notes tiles with a NaN. When it has no other work, it checks if masked values are the reason, and
-// if so computes these rows and columns again, key by key. This is slow, and happens only for
+// see. The weights of these keys are 0, but 0 times NaN or infinity is NaN. One value that is not
+// finite therefore contaminates its column in all rows. A search for such values would cost time in
+// every launch. Instead, each consumer warp checks what it stores, which takes a few instructions,
+// and notes tiles with a NaN. When it has no other work, it checks if masked values are the reason,
+// and if so computes these rows and columns again, key by key. This is slow, and happens only for
 // broken inputs.
 #pragma once
 

@@ -1,7 +1,7 @@
 //! A decode backend for NVIDIA GPUs in a crate of its own, with a kernel of its own.
 //!
 //! The kernel is simple rather than fast, and takes what the built-in WGMMA_MLA does not: more than
-//! 128 heads. So it is chosen there, and WGMMA_MLA elsewhere.
+//! 128 heads. It is therefore chosen there, and WGMMA_MLA elsewhere.
 
 use mla_kernels::Cuda;
 use mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, Output, Query, StepLimits};

@@ -135,8 +135,8 @@ impl Routing {
 /// The maximal number of experts that the kernel on a GPU routes to.
 pub const MAX_EXPERTS: usize = 256;
 
-/// The positions of the `count` largest values among the `eligible` ones. Of equal values the first
-/// comes first.
+/// The positions of the `count` largest values among the `eligible` ones. Equal values keep their
+/// order.
 fn largest(values: &[f32], count: usize, eligible: impl Fn(usize) -> bool) -> Vec<usize> {
     let mut places: Vec<usize> = (0..values.len()).filter(|at| eligible(*at)).collect();
     places.sort_by(|a, b| values[*b].total_cmp(&values[*a]));

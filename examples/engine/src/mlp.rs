@@ -2,8 +2,8 @@
 //! DeepSeek-V3.
 //!
 //! Every expert computes every token, and their outputs are added up with the router's weights, of
-//! which all but a few are 0. So a step enqueues the same launches wherever its tokens are routed,
-//! as a graph needs it. A fast engine sorts the tokens by expert and multiplies in groups.
+//! which all but a few are 0. A step therefore enqueues the same launches wherever its tokens are
+//! routed, as a graph needs it. A fast engine sorts the tokens by expert and multiplies in groups.
 
 use mla_runtime::Result;
 use mla_runtime::prelude::*;

@@ -24,7 +24,7 @@ impl<D: Device> Tensor<D> {
     ///
     /// # Errors
     ///
-    /// As [`Self::zeros`].
+    /// Fails as [`Self::zeros`] does.
     pub fn random(
         device: &D,
         dtype: DType,

@@ -57,8 +57,8 @@ impl Kernels {
     ///
     /// # Errors
     ///
-    /// As [`enabled`](Self::enabled), a source in a folder that says nothing, or a file that cannot
-    /// be written.
+    /// Fails as [`enabled`](Self::enabled) does, for a source in a folder that says nothing, or if
+    /// a file cannot be written.
     pub fn constants(&self, library: &str) -> Result<PathBuf, Error> {
         let for_cargo = self.out_dir.is_none();
         let out_dir = library::output_folder(self)?;

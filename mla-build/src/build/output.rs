@@ -168,7 +168,7 @@ pub(super) fn link(library: &Library, folders: &[&PathBuf], cpp: &str) {
     println!("cargo::rustc-link-lib=static={}", library.tag.as_str());
     println!("cargo::{}", library.tag.prefix_variable(&library.name));
     // CUDA's runtime is linked statically, and looks for the driver only when it is first called.
-    // So a program with kernels starts on a machine without a driver.
+    // A program with kernels therefore starts on a machine without a driver.
     println!("cargo::rustc-link-lib=static=cudart_static");
     for system in [cpp, "=dl", "=rt", "=pthread"] {
         println!("cargo::rustc-link-lib=dylib{system}");

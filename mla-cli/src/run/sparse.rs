@@ -93,8 +93,8 @@ impl<D: Device> Lists<D> for Dense {
 ///
 /// The reference takes the index keys as they are stored and makes the queries itself. If one of
 /// their values lies so near the middle of two e4m3 codes that f32 rounds it to the other one,
-/// logits change a little. So a list may differ only by tokens whose logits are within that change
-/// of the last chosen one.
+/// logits change a little. A list may therefore differ only by tokens whose logits are within that
+/// change of the last chosen one.
 #[derive(Clone, Copy, Serialize)]
 pub struct ListErrors {
     /// Values of an index query, and how many heads have one.

@@ -149,7 +149,7 @@ macro_rules! kernel {
     ($name:ident, [$($start:literal),*], [$($step:literal),*], [$($end:literal),*]) => {
         /// # Safety
         ///
-        /// As [`Unit::multiply`], and the process may use the matrix unit.
+        /// The conditions of [`Unit::multiply`] hold, and the process may use the matrix unit.
         unsafe fn $name(operands: Operands) {
             let Operands { a, a_pitch, b, c, c_pitch, steps } = operands;
             // SAFETY: reads and writes the operands of `Unit::multiply`, whose contract is this

@@ -103,9 +103,9 @@ impl Widths {
 
 /// The keys of a tile that the rows of a block see.
 ///
-/// A row's weight for a key that it does not see is 0, but 0 times a NaN is NaN. So an engine takes
-/// values that are not finite out of the product if some row of the block does not see their key,
-/// and adds them to the rows that do ([`add_value`](Self::add_value)).
+/// A row's weight for a key that it does not see is 0, but 0 times a NaN is NaN. An engine
+/// therefore takes values that are not finite out of the product if some row of the block does not
+/// see their key, and adds them to the rows that do ([`add_value`](Self::add_value)).
 #[derive(Clone, Copy)]
 pub(crate) struct Seen<'a> {
     /// The rows of the block.

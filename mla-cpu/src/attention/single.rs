@@ -43,8 +43,8 @@ pub(crate) trait SingleProducts: Copy + Send {
 ///
 /// It sums small products in another order: those with at most 256 results, with one row, or with
 /// an inner dimension of at most two. A row's result would then depend on the number of other rows.
-/// So no product is smaller than the constants below; the added rows and keys are 0 or are not
-/// read.
+/// No product is therefore smaller than the constants below; the added rows and keys are 0 or are
+/// not read.
 #[derive(Clone, Copy)]
 pub(crate) struct Gemm;
 

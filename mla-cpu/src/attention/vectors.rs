@@ -1,8 +1,8 @@
 //! The products of attention on AVX-512's registers, for f32 and for pairs of bf16.
 //!
 //! An *entry* is one lane's operand: an f32, or two bf16 that are neighbours along the inner
-//! dimension, whose products are added up. So the two kinds of arithmetic differ by one instruction
-//! and have the same layout in memory:
+//! dimension, whose products are added up. The two kinds of arithmetic therefore differ by one
+//! instruction and have the same layout in memory:
 //!
 //! | product | broadcast | vectors of sixteen |
 //! |---|---|---|

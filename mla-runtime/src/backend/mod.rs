@@ -27,7 +27,7 @@
 //! 2. **Lengths.** Each of `seq_lens` is 0 or above, at most `max_seq_len`, and at most what a row
 //!    of the block table has room for: `max_pages · page_size`.
 //! 3. **Pages.** Entries of the block table that a request's length uses are pages of the cache: 0
-//!    or above, and below its `pages`. Others may hold anything. Of a sparse call that holds for
+//!    or above, and below its `pages`. Others may hold anything. In a sparse call this holds for
 //!    the requests within `dense_within`; lists of slots and their counts may hold anything.
 //! 4. **The host's numbers** are the device's: [`HostLens`], of a batch or a chunk, and the batch
 //!    that was prepared. If a captured call is replayed, all of this holds at each replay.

@@ -30,7 +30,8 @@ macro_rules! best_prefill {
 }
 
 /// The type of the best decode backend of a list, for a constant target and problem:
-/// `best_decode!(LIST, TARGET, PROBLEM)`. As [`best_prefill!`](crate::best_prefill).
+/// `best_decode!(LIST, TARGET, PROBLEM)`. Its arguments are those of
+/// [`best_prefill!`](crate::best_prefill).
 #[macro_export]
 macro_rules! best_decode {
     ([$($list:tt)*], $target:expr, $problem:expr $(,)?) => {

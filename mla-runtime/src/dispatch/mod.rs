@@ -128,7 +128,7 @@
 //! have callgrind count a million dispatches and an allocator count allocations, of which there are
 //! none.
 //!
-//! By hand, without this crate, one takes the addresses and calls the C function:
+//! A program without this crate takes the addresses and calls the C function:
 //!
 #![doc = concat!("```text\n", include_str!("../../dispatch/by_hand.asm"), "```")]
 //!

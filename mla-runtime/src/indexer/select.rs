@@ -181,7 +181,7 @@ impl<D: IndexDevice> Indexer<D> {
         B: DecodeStage<Device = D>,
     {
         let tokens = workspace.tokens();
-        // A chunk of tokens at a time, whose logits fit. Those on the expanded path need no lists.
+        // A chunk of tokens at a time, whose logits fit. Tokens on the expanded path need no lists.
         let listed = workspace.absorbed_tokens();
         for first in (0..listed).step_by(own.rows().max(1)) {
             let chunk = first..listed.min(first + own.rows().max(1));

@@ -16,7 +16,7 @@ use crate::tensor::{ArrayRef, CacheRef, Layout, LseLayout, LseMut, Memory, Tenso
 ///
 /// A backend that takes keys and values per head as they come gets two views of one product with
 /// the whole of `W_kv_b`. For a backend that wants keys packed, the product is done in two parts,
-/// each of which writes its columns where the backend reads them. So only the rotary part is copied
+/// each of which writes its columns where the backend reads them. Only the rotary part is copied
 /// afterwards, which every head's packed key repeats.
 enum ExpansionBuffers<'a, D: Device> {
     Together(D::BytesMut<'a>),

@@ -42,11 +42,11 @@
 //! [`MlaLayer::forward`] only enqueues: it allocates nothing, waits for nothing and reads nothing
 //! back. Its launches depend on the prepared step's counts (tokens and requests of the
 //! absorbed path, chunks) and on the longest length that it allows for; lengths, pages and slots
-//! are read on the device from arrays that never move. So a step of decodes can be captured into a
-//! graph, with [`max_len`](StepPlan::with_max_len) set to the max number of tokens that a request
-//! will have. It is replayed after another [`prepare`](Workspace::prepare) with the same number of
-//! requests, the same number of tokens, the same `max_len` and no longer request; a smaller batch
-//! is filled up with padding.
+//! are read on the device from arrays that never move. A step of decodes can therefore be captured
+//! into a graph, with [`max_len`](StepPlan::with_max_len) set to the max number of tokens that a
+//! request will have. It is replayed after another [`prepare`](Workspace::prepare) with the same
+//! number of requests, the same number of tokens, the same `max_len` and no longer request; a
+//! smaller batch is filled up with padding.
 //!
 //! The layer is one implementation for backends chosen by type ([`MlaLayer::of`]) and at run time
 //! ([`SelectedPrefill`] and [`SelectedDecode`] in [`MlaLayer::new`]).

@@ -114,7 +114,7 @@ impl<D: Device> OwnedWeights<D> {
 
     /// Makes weights from the matrix `[1, H·(P+V), L]` of the problem's dtype that `write` writes,
     /// row by row without gaps: a row for each output, head by head its P keys and then its V
-    /// values. So an engine's own kernels dequantise into it, without a matrix in between.
+    /// values. An engine's own kernels can dequantise into it, without a matrix in between.
     ///
     /// # Errors
     ///

@@ -9,7 +9,7 @@
 //! | once per cached token | | L·d (expansion by `W_kv_b`) |
 //! | per pair of them | 2L + R (scores L + R, values L) | d + R (scores P + R, values V) |
 //!
-//! By multiply-adds alone the absorbed form is the cheaper one while
+//! Counting multiply-adds alone, the absorbed form is the cheaper one while
 //! T·(L·d + C·(2L + R)) ≤ C·(L·d + T·(d + R)), that is while
 //!
 //! ```text
@@ -54,7 +54,7 @@
 //!   more.
 //! - Expanded, each head has T/128 tiles of queries. The keys of each are divided into the number
 //!   of splits that ends first, at most 64: `s` splits of `n` tiles of 128 keys take ⌈H·⌈T/128⌉·s /
-//!   multiprocessors⌉ · ⌈n/s⌉ times the time of a tile. So the time rises in steps.
+//!   multiprocessors⌉ · ⌈n/s⌉ times the time of a tile. The time therefore rises in steps.
 //!
 //! The part of the machine's arithmetic that a step reaches was fitted on one H200 to the kernels
 //! for Hopper, with 8 to 128 heads, 64 to 768 new tokens and 8k and 32k of context
@@ -400,9 +400,9 @@ impl Attention {
 }
 
 /// The number of query tokens of a request up to which the absorbed form is the faster one, as the
-/// [module](self) says; infinite if it always is. By multiply-adds alone the number of heads
-/// plays no part. `packed_keys` says if the prefill backend needs each head's key, P + R values,
-/// packed; without a `context_len` the context is long.
+/// [module](self) says; infinite if it always is. The number of heads plays no part if
+/// multiply-adds alone are counted. `packed_keys` says if the prefill backend needs each head's
+/// key, P + R values, packed; without a `context_len` the context is long.
 pub fn crossover(
     machine: &Machine,
     problem: &Problem,

@@ -181,7 +181,7 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
     }
 
     /// The slots of a batch's new tokens, request by request: of each the positions from kv − q
-    /// to kv. Those of padding, which has a kv of 0, are [`SKIPPED`].
+    /// to kv. The slots of padding, which has a kv of 0, are [`SKIPPED`].
     ///
     /// # Errors
     ///

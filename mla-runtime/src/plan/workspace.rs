@@ -11,7 +11,7 @@ pub const MAX_ROWS: u64 = 65536;
 /// The customary row budget W: min(max(8·`max_len`, 4·`max_requests`·`page`), 65536), rounded up
 /// to the chunk alignment.
 ///
-/// That is room for eight requests of full length, or four pages of every request, whichever is
+/// This is room for eight requests of full length, or four pages of every request, whichever is
 /// more. The alignment is the page size; under context parallelism it is lcm(page, N·I). The
 /// rounding comes last, so the result exceeds 65536 if the alignment does not divide it.
 ///

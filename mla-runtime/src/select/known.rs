@@ -1,9 +1,9 @@
 //! The backends that are known by name, whether or not this version implements them.
 //!
 //! An engine that is asked for `FLASHINFER_MLA` deserves a better answer than "no such name": its
-//! true constraints, and which crate has it, or what takes its place in mla-kernels. So the
-//! support matrix is complete, and its gaps can be seen. If a backend of the same name is
-//! linked, it takes the known one's place; [`Registry`](crate::select::Registry) says how.
+//! true constraints, and which crate has it, or what takes its place in mla-kernels. The support
+//! matrix is therefore complete, and its gaps can be seen. If a backend of the same name is linked,
+//! it takes the known one's place; [`Registry`](crate::select::Registry) says how.
 //!
 //! # Order
 //!

@@ -220,7 +220,7 @@ impl Registry {
     }
 
     /// Returns all reasons against `entry` for `problem` on `target`, including that it cannot run
-    /// there. That it has run nowhere yet is no reason if it was `asked` for by name.
+    /// there. A backend that was `asked` for by name is not refused because it has run nowhere yet.
     pub(crate) fn reasons_against(
         entry: &Entry,
         target: Target,

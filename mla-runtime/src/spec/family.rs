@@ -102,8 +102,8 @@ pub(crate) const fn write_targets(families: &[CompiledFamily], text: &mut Text<'
 }
 
 /// Writes the feature or setting that brings families which this build left out, and returns false
-/// if none was. Of several families it names the last: the first is the one that its backend
-/// prefers, the last the one that runs on the largest number of GPUs.
+/// if none was. If there are several families, it names the last: a backend prefers the first one,
+/// and the last one runs on the largest number of GPUs.
 pub(crate) const fn write_remedy(families: &[CompiledFamily], text: &mut Text<'_>) -> bool {
     let mut i = families.len();
     while i > 0 {

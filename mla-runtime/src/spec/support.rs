@@ -274,7 +274,7 @@ impl LsePrecision {
 
     /// Returns the maximum error that the rounding of weights adds to the log-sum-exp, beside that
     /// of f32 itself. If each weight is wrong by a factor of 1 ± u, so is their sum, and its
-    /// logarithm is off by u. That u is half the distance from 1 to the next number of `dtype`.
+    /// logarithm is off by u. This u is half the distance from 1 to the next number of `dtype`.
     pub const fn error(self, dtype: DType) -> f64 {
         match (self, dtype) {
             (Self::F32, _) | (Self::DType, DType::F32) => 0.0,

@@ -90,9 +90,9 @@ impl Layout {
         Err(Error::argument(field, self, format!("{dtype} {shape:?}")))
     }
 
-    // In a broadcast input two indices may name one element; in an output that would be a race. So,
-    // with the axes of an output sorted by stride, each must step over the whole of the smaller
-    // ones.
+    // In a broadcast input two indices may name one element; in an output that would be a race.
+    // With the axes of an output sorted by stride, each must therefore step over the whole of the
+    // smaller ones.
     fn is_injective(&self) -> bool {
         if self.shape.contains(&0) {
             return true;

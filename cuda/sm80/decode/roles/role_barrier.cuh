@@ -4,7 +4,7 @@
 //   score warps:   scores of tile t + 1          | have left P of t + 1
 //   output warps:  output of tile t, copies      | have read P of t and the tile, t + 2 has arrived
 //
-// So P has two buffers, a tile's stage is free behind the barrier after its output, and no role is
+// P has two buffers, a tile's stage is free behind the barrier after its output, and no role is
 // further than one tile ahead of the other.
 #pragma once
 

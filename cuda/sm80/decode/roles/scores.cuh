@@ -156,7 +156,7 @@ class ScoreWarp {
     }
 
     // Loads an item's queries. For the CTA's first item, the steps to be held in registers arrive
-    // in the last KV stage, which stays unused until score warps have made P. So all steps are in
+    // in the last KV stage, which stays unused until score warps have made P: all steps are in
     // flight at once. For later items they arrive in the place of the other steps, before these.
     __device__ void load_queries(const WorkItem& item) {
         const bool first = count_ == 0;

@@ -71,8 +71,8 @@ struct Slice {
 // then those of the other splits in order. There are as many units at a time as fit.
 //
 // This code runs once in a launch, with eight warps. Its time is determined by the number of
-// instructions and by the chains among them. So the constructor computes everything that can be
-// known before all splits are there.
+// instructions and by the chains among them. The constructor therefore computes everything that can
+// be known before all splits are there.
 template <typename T, int N, typename Fragments, typename Source>
 struct CombineFew {
     using M = CombineLayout<N, Fragments::kGroupRows>;

@@ -1,7 +1,7 @@
 // Output rows, and how what a thread holds of them lies in vectors of 16 bytes.
 //
 // Output threads store a partial result in vectors of 16 bytes, each with values of two rows, one
-// group of rows after the other. So each vector has a fixed place, and a slice has few rows. The
+// group of rows after the other. Each vector then has a fixed place, and a slice has few rows. The
 // order of vectors within a group, and the pairs of rows, depend on the accumulators: transposed
 // output, output by rows, or that of an e4m3 cache.
 #pragma once
@@ -154,7 +154,7 @@ struct TwoRows {
     }
 };
 
-// Vectors of the output by rows. Of the sixteen query rows of a warp, vector v of thread t of
+// Vectors of the output by rows. Within the sixteen query rows of a warp, vector v of thread t of
 // output warpgroup g is at index v / 4 * 256 + v % 4 * 64 + 32 * g + t % 32; a row and the eighth
 // after it are neighbours in the partial result. A float4 is of both rows at one latent value, and
 // at the next.

@@ -13,7 +13,7 @@
 //             have the same cost, they are dealt out whole. If there are at least as many groups as
 //             tiles, each tile has groups of its own: one, or as many as it takes for no split to
 //             have more than a certain number of KV tiles, and these are divided equally among
-//             them. That number is the smallest for which the groups suffice.
+//             them. This number is the smallest for which the groups suffice.
 //
 // Apart is preferred unless it takes noticeably longer: it makes fewer splits, and no second items.
 //

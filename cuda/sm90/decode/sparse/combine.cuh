@@ -177,10 +177,10 @@ struct Merge {
     }
 };
 
-// Sends results from registers, if a tile has up to 32 heads. Barriers count the arriving bytes. So
-// no thread needs a fence for its writes, nor waits at the end until others have read them.
-// Called by all threads of the output. `Fragment` maps their accumulators to heads and latent
-// values: a row of these is four values of each lane of a warp, of two heads and two latent values.
+// Sends results from registers, if a tile has up to 32 heads. Barriers count the arriving bytes: no
+// thread needs a fence for its writes, nor waits at the end until others have read them. Called by
+// all threads of the output. `Fragment` maps their accumulators to heads and latent values: a row
+// of these is four values of each lane of a warp, of two heads and two latent values.
 template <typename T, class L, class Fragment>
 struct Exchange {
     const KernelParams& p;

@@ -50,9 +50,10 @@ struct Layout {
     static constexpr int kControlBytes = 3856 + 64 * N;
     static constexpr int kMaxStages = (kSharedLimit - kRingOffset - kControlBytes) / kStageBytes;
     static constexpr int kStages = kMaxStages < 20 ? kMaxStages : 20;
-    // A loading warp at tile t knows that the output has freed all of tile t - kPublishedTiles
-    // (ListWalk::publish_tile). Its own stage of tile t lies at most kTileStages * kPublishedTiles
-    // stages behind that. So at most one use of the stage after the awaited one can be open.
+    // A loading warp at tile t knows that the output has freed every stage of tile t -
+    // kPublishedTiles (ListWalk::publish_tile). The warp's own stage of tile t is at most
+    // kTileStages * kPublishedTiles stages later. At most one use of that stage after the awaited
+    // one can therefore be open.
     static_assert(2 * kStages >= kTileStages * kPublishedTiles,
                   "parity cannot tell uses of a stage apart");
     // A scores warp waits for the stage of its own keys alone. It has synchronised with its group

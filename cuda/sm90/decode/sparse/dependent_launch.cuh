@@ -11,15 +11,15 @@ namespace mla::sm90::sparse {
 // this kernel at its own start. But it ends only after its own wait, so when it has ended,
 // everything before it has, too.
 //
-// The next kernel is released behind the wait, no earlier. So when it starts, everything enqueued
-// before this kernel is complete, and before its own wait it may read whatever this kernel does not
-// write: W_UV reads constant weights then. A kernel launched without the attribute (merging,
-// kernels of sm80, cuBLAS, copies) begins when this kernel has ended. A captured graph has the same
-// edges.
+// The next kernel is released behind the wait, no earlier. When it starts, everything enqueued
+// before this kernel is therefore complete, and before its own wait it may read whatever this
+// kernel does not write: W_UV reads constant weights then. A kernel launched without the attribute
+// (merging, kernels of sm80, cuBLAS, copies) begins when this kernel has ended. A captured graph
+// has the same edges.
 //
 // A batch may take two launches (LaunchPlans). The second one does not need the results of the
-// first, so it does not wait for it at its start but at its end. What waits for the second launch
-// has then waited for both.
+// first, so it does not wait for it at its start but at its end. A kernel that waits for the second
+// launch has then waited for both.
 __device__ __forceinline__ void wait_at_start(const KernelParams& p) {
     if (p.first_item == 0) ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();

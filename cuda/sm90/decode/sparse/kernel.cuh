@@ -22,8 +22,8 @@
 //                     O^T += V^T P^T, and each stage is released
 //       O / l -> out; in a cluster first the partial results of all CTAs are added
 //
-// Barriers have one phase per use of what they guard. Of each pair: what it guards, what arrives at
-// the first barrier, and behind the semicolon what arrives at the second one:
+// Barriers have one phase per use of what they guard. The list has for each pair what it guards,
+// what arrives at the first barrier, and behind the semicolon what arrives at the second one:
 //
 //   tile_full[i], tile_empty[i]       the number of keys of a tile: lane 0 of each loading warp;
 //                                     lane 0 of each warp of the scores and the output

@@ -144,8 +144,7 @@ struct Output {
         return base + L::kRingOffset + ring.stage * L::kStageBytes;
     }
 
-    // Waits for a stage, and reads this lane's values. Those of other formats are
-    // read as operands.
+    // Waits for a stage, and reads this lane's values. Other formats are read as operands.
     __device__ Values read(PipelineState<L::kStages>& ring) const {
         ptx::mbarrier_wait(ptx::shared_address(&s.full[ring.stage]), ring.phase);
         Values v = {};

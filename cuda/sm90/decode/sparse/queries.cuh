@@ -1,5 +1,5 @@
 // Queries on their way to operand B of the scores: nine K-major tiles of N rows by 64 values,
-// swizzled. Those that are multiplied by keys of e4m3 are brought to f16, and into its range.
+// swizzled. Queries that are multiplied by keys of e4m3 are brought to f16, and into its range.
 #pragma once
 
 #include "../../../common/swizzle.cuh"

@@ -2,8 +2,9 @@
 // persistent grid of CTAs takes the items in turns; with splits each item has a cluster of its own,
 // whose CTAs share the list and merge over distributed shared memory.
 //
-// The division depends only on numbers that the host knows, not on the contents of lists. So a
-// captured launch is right for any lists, and results do not depend on which CTA computes what.
+// The division depends only on numbers that the host knows, not on the contents of lists. A
+// captured launch is therefore right for any lists, and results do not depend on which CTA computes
+// what.
 #pragma once
 
 #include <algorithm>

@@ -124,7 +124,7 @@ struct CandidateShare {
     }
 };
 
-// The candidates of a thread's share. Those behind the last one are NaN, as no other is.
+// The candidates of a thread's share. Values behind the last one are NaN, as no other is.
 struct Candidates {
     const float* values;
     uint32_t cta, first, step, count;

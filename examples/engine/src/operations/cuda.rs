@@ -36,7 +36,8 @@ struct Rows<'a> {
 
 /// # Safety
 ///
-/// What the parameters point to is readable, or where results go writable, as the header says.
+/// Memory that the parameters point to is readable, or writable where results go, as the header
+/// says.
 unsafe fn enqueue<Params>(
     gpu: &Cuda,
     name: &'static str,

@@ -63,8 +63,8 @@ impl StagedStep {
 
     /// Returns true if the requests of the expanded path can attend to context and new tokens by
     /// one causal call, which takes less time than two and a merge. All of these keys are then
-    /// gathered from the cache. So every new token has to be written, the cache must hold rows
-    /// unquantised, and all rows have to fit at once; the others' rows as well, which is why a
+    /// gathered from the cache. Every new token therefore has to be written, the cache must hold
+    /// rows unquantised, and all rows have to fit at once; the others' rows as well, which is why a
     /// batch-invariant layer does not do so.
     fn fits_one_call(&self, problem: &Problem, expanded: &[Request]) -> bool {
         let with_tokens = expanded.iter().filter(|request| request.q > 0);

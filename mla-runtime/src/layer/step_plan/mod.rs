@@ -131,7 +131,7 @@ impl StepPlan {
     }
 
     /// The raw origin: takes requests in the order in which they stand, and checks what the kernels
-    /// rely on alone. Those of the absorbed path come first, all others behind them, as
+    /// rely on alone. Requests of the absorbed path come first, all others behind them, as
     /// [`plan::split`](crate::plan::split) orders them. A request whose total is 0 is padding: its
     /// tokens attend to nothing, and their outputs are 0. (In sparse problems they attend to what
     /// their lists name, as other tokens do; lists of an [`Indexer`](crate::indexer::Indexer) name

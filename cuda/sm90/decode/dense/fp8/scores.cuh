@@ -7,16 +7,16 @@
 // of the scores takes it back. The values that f16 cannot hold then are less than 2^-39 of the
 // largest, which f32 sums do not hold either.
 //
-// Which values of the summed dimension an instruction takes together is free, as long as both
-// operands agree. So a lane reads 16 bytes of a token at a time, and the queries are permuted to
-// fit: of 128 values, lane q of a quad has 32 q .. 32 q + 31, and instruction i takes values
-// 4 i .. 4 i + 3 of each lane.
+// An instruction may take any values of the summed dimension together, as long as both operands
+// agree. A lane therefore reads 16 bytes of a token at a time, and the queries are permuted to fit:
+// of 128 values, lane q of a quad has 32 q .. 32 q + 31, and instruction i takes values 4 i .. 4 i
+// + 3 of each lane.
 //
 // With 32 rows and fewer, two warpgroups compute scores in pingpong, KV tile by KV tile: one
 // issues MMAs during the other's softmax. A tile's reference maxima follow from those of the
-// tile before, which the other group has. So a group publishes its tile's maxima after it has
-// adopted the other's, and each sums for itself. The first fetches the queries and adds the sums
-// up. Of a work item of four KV tiles:
+// tile before, which the other group has. A group therefore publishes its tile's maxima after it
+// has adopted the other's, and each sums for itself. The first fetches the queries and adds the
+// sums up. A work item of four KV tiles:
 //
 //   scores 0   [fetch Q][Q K0 ][maxima 0, softmax 0][Q K2 ]   [maxima 2, softmax 2]   [sums]
 //   scores 1            [Q K1 ]        [maxima 1, softmax 1][Q K3 ]    [maxima 3, softmax 3]

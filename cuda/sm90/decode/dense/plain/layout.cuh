@@ -2,13 +2,13 @@
 //
 //   [query panels][latent ring: stages of 2 or 4 panels][rope ring: stages of 1 panel][Control]
 //
-// Of the nine query panels (N rows by 64 values) four or all lie here; the scores warpgroup holds
-// the others. A KV tile is eight latent panels and one of the rotary part. A rope panel is dead
-// once the scores are computed: the probabilities of its KV tile are written over it.
+// There are nine query panels (N rows by 64 values). Four or all lie here; the scores warpgroup
+// holds the others. A KV tile is eight latent panels and one of the rotary part. A rope panel is
+// dead once the scores are computed: the probabilities of its KV tile are written over it.
 //
 // The latent panels of a KV tile lie in the ring in the order of their values, and alternate
-// between the two output warpgroups. So both finish a pair of panels at the same time, its stage is
-// refilled as early as possible, and a copy reads contiguous bytes of each token.
+// between the two output warpgroups. Both therefore finish a pair of panels at the same time, its
+// stage is refilled as early as possible, and a copy reads contiguous bytes of each token.
 #pragma once
 
 #include "../shared_memory.cuh"

@@ -2,7 +2,7 @@
 //
 //   [query panels][latent ring: stages of 4 panels][rope ring: stages of 1 panel][Control]
 //
-// A panel is 64 rows of 64 values of 16 bits, swizzled. Of the nine query panels some lie here, and
+// A panel is 64 rows of 64 values of 16 bits, swizzled. Some of the nine query panels lie here, and
 // the scores hold the others in registers. A KV tile is eight latent panels, that is two stages,
 // and one of the rotary part. A rope panel is dead when the scores are computed: the tile's
 // probabilities are written over it.
