@@ -106,8 +106,8 @@ impl Cpu {
         self
     }
 
-    /// Returns the same device with the instructions of every processor: attention and products in
-    /// every dtype are computed in f32, and the softmax's weights are not rounded to bf16.
+    /// Returns the same device restricted to instructions that every processor has: attention and
+    /// GEMMs are computed in f32 in every dtype, and the softmax's weights are not rounded to bf16.
     #[must_use]
     pub fn portable(mut self) -> Self {
         self.instructions = Instructions::Portable;

@@ -1,4 +1,4 @@
-//! Products through cuBLAS.
+//! GEMMs through cuBLAS.
 //!
 //! cuBLAS stores matrices by columns, so it sees a row-major matrix as its transpose. It is
 //! therefore asked for `cᵀ = bᵀ · aᵀ`, with the operands exchanged. Each operand needs one axis

@@ -1,4 +1,4 @@
-//! Products of few tokens with a matrix per head, by this crate's own kernel.
+//! GEMMs of few tokens with a matrix per head, by this crate's own kernel.
 
 use mla_runtime::Result;
 use mla_runtime::model::DType;
@@ -8,7 +8,7 @@ use super::Cuda;
 use super::argument::{dtype_code, narrow, wide};
 use crate::raw;
 
-/// Work that a product is launched with.
+/// Work that a GEMM is launched with.
 #[derive(Clone, Copy)]
 pub(super) enum Fusion {
     Alone,
@@ -66,10 +66,10 @@ pub(super) fn fits(
         && counted(along)
 }
 
-/// Returns the parameters of the kernel for a product that [`fits`] accepts. The kernel reads
-/// constant weights before the launches in front of it are done. If the product is `ready`, it
-/// waits for the last of these launches alone, which begins when all before it are done, and which
-/// neither writes `a` nor accesses `c`.
+/// Returns the parameters of the kernel for a GEMM that [`fits`] accepts. The kernel reads constant
+/// weights before the launches in front of it are done. If the GEMM is `ready`, it waits for the
+/// last of these launches alone, which begins when all before it are done, and which neither writes
+/// `a` nor accesses `c`.
 pub(super) fn params(
     a: &TensorRef<'_, Cuda>,
     b: &TensorRef<'_, Cuda>,

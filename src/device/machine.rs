@@ -5,8 +5,8 @@ use cudarc::driver::{CudaContext, result};
 use mla_runtime::plan::crossover::Machine;
 use mla_runtime::spec::Capability;
 
-/// The part of an H200's peak rates, as its clocks allow them, that large products and copies
-/// reach: 795 of 1070 TFLOP/s, and 4.2 of 4.92 TB/s.
+/// The part of an H200's peak rates, as its clocks allow them, that large GEMMs and copies reach:
+/// 795 of 1070 TFLOP/s, and 4.2 of 4.92 TB/s.
 const FLOP_REACHED: f64 = 0.743;
 const BYTES_REACHED: f64 = 0.854;
 

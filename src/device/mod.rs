@@ -1,5 +1,5 @@
 //! The GPU as a [`Device`](mla_runtime::device::Device): memory, streams and graphs through cudarc,
-//! the helper operations through this crate's kernels, products through cuBLAS, but those of few
+//! the helper operations through this crate's kernels, GEMMs through cuBLAS, but those of few
 //! tokens with a matrix per head through a kernel of this crate.
 //!
 //! There are two tiers. The typed one is [`Cuda`] with the runtime's tensors over [`Bytes`]: those

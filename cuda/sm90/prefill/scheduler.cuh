@@ -85,8 +85,8 @@ __host__ __device__ inline int bits_of(int x) {
 template <int keys>
 struct TileScheduler {
     const KernelParams& p;
-    // The current bucket, as a bit width; the next lower one of the requests seen so far; and the
-    // lowest one, which holds all shorter requests, too.
+    // Buckets, as bit widths: the current one; the highest one below it among the requests seen so
+    // far; and the lowest one, which holds all shorter requests, too.
     int bucket = kMaxBits, below = -1, lowest = 0;
     // Requests of that bucket among WarpBitset::kMax from `chunk` on. The current block of requests
     // is the range `first` to `end` of them; `start` tiles come before it, and a head has

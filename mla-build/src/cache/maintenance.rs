@@ -120,8 +120,8 @@ pub fn statistics(cache: &Path) -> Statistics {
     }
 }
 
-/// Throws away what was not used for `age`, and returns how many bytes that was. With no age at all
-/// the cache is empty afterwards; a build that runs meanwhile compiles what it misses.
+/// Removes files that were not used for `age`, and returns how many bytes they had. An `age` of 0
+/// empties the cache; a build that runs meanwhile compiles what it misses.
 ///
 /// # Errors
 ///
