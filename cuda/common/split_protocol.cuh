@@ -25,7 +25,8 @@
 // to count arrivals and departures: Arrivals and Departures.
 //
 // Every function is at most one atomic operation, which Memory implements: by ptx::... on the
-// device, by plain numbers in a test on the host that tries all orders (tests/split_protocol.rs).
+// device, by plain numbers in a test on the host that tries all orders
+// (tests/division/split_protocol.rs).
 #pragma once
 
 #include <cstdint>

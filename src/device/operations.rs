@@ -219,7 +219,7 @@ impl Device for Cuda {
         // SAFETY: both tensors were checked to hold what their layouts say, and to have one dtype
         // and rows of one shape; `places` has an entry for each row of the first tensor. The kernel
         // itself checks places against the rows of the second tensor, which is borrowed mutably, so
-        // the others are elsewhere.
+        // the first tensor and `places` do not overlap it.
         unsafe { raw::check("copy rows", raw::mla_copy_rows(&params, self.raw_stream())) }
     }
 

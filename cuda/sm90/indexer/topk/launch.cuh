@@ -85,8 +85,8 @@ inline int register_resident_room(int columns, int topk, int ctas) {
     return room >= topk && int64_t(room) * ctas >= 2 * int64_t(want) ? room : 0;
 }
 
-// Number of CTAs of a register-resident row, or 0: for few long rows, all of which run at the same
-// time.
+// Returns the number of CTAs whose registers hold a row, or 0 if rows are not held in registers.
+// Only few long rows are, all of which run at the same time.
 inline int choose_register_resident(int rows, int columns, int topk,
                                     const ClusterLimits& clusters) {
     if (columns < kLongRow) return 0;
