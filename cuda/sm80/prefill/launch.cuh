@@ -8,8 +8,8 @@
 
 namespace mla::sm80::prefill {
 
-// Bounds of a batch. The lengths of requests are on the device; the host knows the maximum number
-// of tiles.
+// Bounds of a batch, from which the host derives the maximum number of tiles. The lengths of
+// requests are on the device.
 struct Shape {
     int query_tokens, key_tokens, requests, heads, max_query_len, max_key_len;
 };

@@ -256,8 +256,8 @@ impl Cases<'_, PrefillCase> {
         })
     }
 
-    /// Returns places in the middle of a prompt, at its end with the last value of a row, and at
-    /// the beginning of the next.
+    /// Returns three places. With `LENS` they lie in the middle of the first prompt, at its end
+    /// with the last value of a row, and at the beginning of the last prompt.
     fn nan_places(&self, last: usize) -> Vec<[usize; 3]> {
         vec![
             [40, 0, 0],

@@ -122,14 +122,14 @@ struct TransposedFragments : GroupsOfEight {
         const int row = kGroupRows * group + (thread >> 2 & 7);
         return {out.row(row), row < out.rows};
     }
-    // Writes combined vector `vector` of an output thread's group. Called by a whole warp; `own`
-    // says whether the lane's is to be written.
+    // Writes combined vector `vector` of an output thread's group. Called by a whole warp; `own` is
+    // true if this lane's vector is to be written.
     template <typename T>
     __device__ static void write(const OutputRows<T>& out, const RowTarget<T>& to, int thread,
                                  int vector, bool own, const PackedVector& v) {
 #pragma unroll
         for (int i = 0; i < kVectorTiles; ++i) {
-            // It comes from eight lanes that lie together.
+            // A lane writes values that eight neighbouring lanes have combined.
             const bool needed = __shfl_sync(~0u, own, 8 * (thread & 3));
             out.write(to.row, needed && to.valid, thread, vector * kVectorTiles + i, v.tile(i));
         }

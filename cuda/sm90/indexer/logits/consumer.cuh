@@ -60,8 +60,8 @@ struct Consumer {
         }
     }
 
-    // Row of the logits that this lane ends up with, number `i` of them, relative to the first
-    // token. If there are two tokens, the lanes with q of 2 and 3 have the second one.
+    // Row, relative to the first token, of result `i` of this lane. Lanes with q of 2 and 3 have
+    // the second token of each pair.
     __device__ __forceinline__ int token_of(int i) const {
         const int own = kTokens == 1 ? 0 : 2 * i + q / 2;
         return C::kOwnTokens ? warpgroup * kTokens + own : own;
