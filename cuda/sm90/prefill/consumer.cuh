@@ -311,9 +311,10 @@ struct Consumer {
         return {p, shared.contaminated, warp};
     }
 
-    // Reads a tile's description. It stays in shared memory, because the MMAs need its registers.
-    // Only the first lane, which later releases it, reads it; the shuffles tell the compiler that
-    // all lanes have the same values, and it keeps them in uniform registers.
+    // Reads a tile's description, which stays in shared memory, because the MMAs need the registers
+    // that it would take. Only the first lane, which later releases the description, reads it. The
+    // shuffles tell the compiler that all lanes have the same values, so that it uses uniform
+    // registers.
     __device__ __forceinline__ WorkTile work_at(int number) const {
         const uint32_t address =
             ptx::shared_address(&shared.work[PipelineState<kWorkStages>(number).stage]);

@@ -49,13 +49,14 @@ pub trait Replayed {
 
 /// Memory in front of and behind each buffer of a device, which no work may write.
 pub trait Guards {
-    /// Gives the buffers that are allocated from now on guards, or none.
+    /// Turns guards on or off for buffers that are allocated from now on.
     fn guard(&self, on: bool);
 
-    /// The bytes that live buffers with guards were asked for.
+    /// Returns the sum of the sizes that were asked for, over all live buffers with guards.
     fn guarded_bytes(&self) -> u64;
 
-    /// The first guard of a live buffer that was written, in words.
+    /// Describes the first guard of a live buffer that something has written to; `None` if there is
+    /// none.
     ///
     /// # Errors
     ///

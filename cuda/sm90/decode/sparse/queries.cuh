@@ -50,8 +50,8 @@ struct Queries {
     // bf16 has exponents that f16 has not.
     static constexpr bool kScaled = R::kConverts && !std::is_same_v<T, __half>;
 
-    // The power of two that brings a row's largest value below 2^15, by the threads of the row, of
-    // which this is `first`.
+    // Returns the power of two that brings a row's largest value below 2^15. Called by all threads
+    // of the row; `first` is the caller's number among them.
     __device__ int shift_of(int row, int first) const {
         constexpr int of_row = L::kScoreThreads / N;
         uint32_t top = 0;
