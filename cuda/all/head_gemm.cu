@@ -49,8 +49,8 @@ __global__ void __launch_bounds__(kGemmThreads) columns_kernel(const __grid_cons
         const uint32_t thread = thread_again(), lane = thread % 32;
         const uint32_t weights = ptx::shared_address(slices[thread / 32]),
                        input = weights + kN * kSlice * 2;
-        // Data that the previous kernel may still be writing can be fetched into L2 before the
-        // wait, since L2 sees the writes: a line per token.
+        // Fetches a line per token into L2 before the wait. The previous kernel may still be
+        // writing it, but L2 sees the writes.
         if (lane < kTokens && first_token + lane < p.tokens && (kWhole || base < k))
             ptx::prefetch_global_l2(p.input_at(first_token + lane, head) + base / 8);
         ptx::griddepcontrol_wait();

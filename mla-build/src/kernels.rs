@@ -99,8 +99,8 @@ impl Kernels {
 
     /// The Rust declarations of the header, checked in; those of a family's header lie beside it,
     /// with the ending `.rs`. They stand for what bindgen makes where only bindings are asked for,
-    /// so that a check needs no libclang. A test of the package holds them to the headers: what
-    /// bindgen makes of each begins with a line that names it, `// cuda/include/api.h`.
+    /// so that a check needs no libclang. A test of the package compares them with the headers:
+    /// what bindgen makes of each begins with a line that names it, `// cuda/include/api.h`.
     pub fn declarations(mut self, file: impl Into<PathBuf>) -> Self {
         self.declarations = Some(file.into());
         self

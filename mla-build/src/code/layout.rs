@@ -1,5 +1,5 @@
 //! The layout of structures, read from bindings: bindgen writes the size of each structure and the
-//! offset of each field, and the compiler holds them to what it lays out.
+//! offset of each field, and the compiler checks them against its own layout.
 
 use std::collections::BTreeMap;
 
