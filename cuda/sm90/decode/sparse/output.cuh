@@ -1,11 +1,9 @@
-// The output warpgroups: O^T = O^T + V^T P^T, 256 of the 512 latent values
-// each; at an item's end they write the output, or merge it with those of the
-// other CTAs of the cluster.
+// The output warpgroups: O^T = O^T + V^T P^T, 256 of the 512 latent values each; at an item's end
+// they write the output, or merge it with the outputs of the other CTAs of the cluster.
 //
-// Accumulators have latent values for rows and heads for columns: of a lane 4 g
-// + q, acc[t][4 j + e] is of latent value R::latent(t, 0, g) of its warp's 64,
-// at head 8 j + 2 q + e, e = 0, 1, and acc[t][4 j + 2 + e] of R::latent(t, 1,
-// g).
+// Accumulators have latent values for rows and heads for columns. Lane 4 g + q has, for e = 0 and
+// 1, in acc[t][4 j + e] the latent value R::latent(t, 0, g) of its warp's 64 at head 8 j + 2 q + e,
+// and in acc[t][4 j + 2 + e] the value R::latent(t, 1, g) at the same head.
 #pragma once
 
 #include "../../../common/quad.cuh"

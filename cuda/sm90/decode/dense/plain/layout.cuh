@@ -45,13 +45,14 @@ struct PlainLayout {
     // Numbers of arrivals. Queue: warps 0 and 1, scores, output. Stats: all score threads, each
     // also for the zeros that it wrote behind the last token.
     struct Control : CommonControl<32 * (1 + 1 + 4 + 8), 128> {
-        // A stage is full: TMA's bytes, and the lane that expects them; for held queries, whose
-        // bytes arrive at a barrier of their own, that lane alone. A stage is empty: one lane of
-        // each output warp, behind its MMAs; after held queries, two lanes of each score warp.
+        // A stage is full when TMA's bytes have come and the lane that expects them has arrived;
+        // the bytes of held queries come to a barrier of their own, so here that lane alone
+        // arrives. A stage is empty when a lane of each output warp has arrived, behind its MMAs;
+        // after held queries, when two lanes of each score warp have.
         Barrier<1> latent_full[kLatentStages], rope_full[kRopeStages];
         Barrier<kOutputWarps> latent_empty[kLatentStages], rope_empty[kRopeStages];
-        // A work item's queries: TMA, or the lanes of warp 1; all of the scores, behind the last
-        // MMAs.
+        // A work item's queries. TMA, or the lanes of warp 1, arrive when they are there, and all
+        // threads of the scores behind the last MMAs.
         Barrier<0> query_full;
         Barrier<128> query_empty;
         // Held queries: their stages are empty (the lane that copies the cache; not for the first
