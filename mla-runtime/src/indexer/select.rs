@@ -484,8 +484,8 @@ impl<D: Device> Indexer<D> {
         &self.config
     }
 
-    /// The memory of an indexer workspace, and of the caches of one layer of `pages` pages,
-    /// `layers` index caches among them.
+    /// Returns the memory of an indexer workspace, of one layer's cache of `pages` pages, and of
+    /// `layers` index caches of as many pages.
     ///
     /// # Errors
     ///

@@ -59,8 +59,8 @@ pub struct ChunkLimits {
     /// The alignment of cuts in a context, in tokens. The page size, since the gather starts at a
     /// page.
     pub align: u32,
-    /// The max number of tokens of the segment that a cut leaves in a chunk; rounded down to the
-    /// alignment. A request that fits is never cut. `None`: W rounded down to the alignment.
+    /// The max number of tokens that a request has in a chunk if it is cut there; rounded down to
+    /// the alignment. A request that fits is never cut. `None`: W rounded down to the alignment.
     pub max_chunk: Option<u32>,
     /// The distribution of the cache over ranks; `None`: it is on one device, and the plan has no
     /// shards.
