@@ -1,8 +1,8 @@
 //! The events of a build, reported while it runs.
 //!
-//! Cargo shows a build script's output only when it has ended, so a driver that wants to show
-//! progress names a file in [`VARIABLE`]; one JSON [`Event`] is appended per line. Without a driver
-//! the same is printed on standard error, where `cargo build -vv` shows it.
+//! Cargo shows a build script's output only when it has ended, so a program that runs Cargo and
+//! shows progress names a file in [`VARIABLE`]. One JSON [`Event`] is appended per line. Without
+//! such a file they are printed as sentences on standard error, where `cargo build -vv` shows them.
 
 use std::{
     fs::{File, OpenOptions},

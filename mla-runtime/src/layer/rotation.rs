@@ -13,8 +13,8 @@ use crate::{Error, Result};
 /// One call of a layer on queries and keys that are not rotated yet, for the T tokens of the
 /// prepared step.
 ///
-/// The step decides which vectors are rotated in place, and which on the way: afterwards `query`
-/// and `rope` hold either.
+/// The step decides which vectors are rotated in place, and which on their way to the cache or the
+/// attention: afterwards `query` and `rope` may be rotated or not.
 #[non_exhaustive]
 pub struct UnrotatedCall<'a, D: Device> {
     /// The layer's weights.

@@ -65,7 +65,7 @@ pub fn order(
 }
 
 /// Refuses requests that contradict themselves, and padding whose length is not the uniform one.
-/// `None`: lengths may differ; `Some(None)`: no request is short.
+/// `uniform_len` is `None` if lengths may differ, and `Some(None)` if no request is short.
 fn check(
     requests: &[Request],
     threshold: &impl Fn(&Request) -> u32,

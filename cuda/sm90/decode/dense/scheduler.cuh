@@ -317,8 +317,9 @@ class TileScheduler {
             const int splits = unsigned(groups_) / unsigned(tiles);
             return unsigned(longest + splits - 1) / unsigned(splits);
         }
-        // No fewer groups than that many KV tiles need; and splits of full size
-        // but for one of each tile are enough.
+        // Splits of fewer than kv_tiles_ / groups_ KV tiles would be more than there are groups.
+        // Splits of kv_tiles_ / (groups_ - tiles) are few enough, since at most one of each tile is
+        // not full.
         int low_size = unsigned(kv_tiles_ + groups_ - 1) / unsigned(groups_);
         int high_size = longest;
         if (tiles < groups_) {

@@ -14,10 +14,11 @@ namespace mla::sm90::sparse {
 // maximum has risen by 2^8 more.
 constexpr float kHeadroom = 7.f;
 
-// Factors of the values in f16: the ratio of a group's scale to its key's largest scale, times a
-// constant. With it a ratio of 2^-21 is still a normal number, as precise as any other; below that,
-// each halving loses a bit. A value is 448 at most, and 448 * 2^7 is below f16's maximum. A unit
-// for each group would reach further, but cost 9% of the time of 64 rows.
+// The factor of a group's values in f16 is the ratio of the group's scale to its key's largest
+// scale, times this constant. Thanks to the constant, a ratio of 2^-21 is still a normal number, as
+// precise as any other; below that, each halving loses a bit. A value is 448 at most, and 448 * 2^7
+// is below f16's maximum. A unit for each group would reach further, but cost 9% of the time of 64
+// rows.
 constexpr float kRatioLift = 128.f;
 
 template <typename T, int N, Format format>
