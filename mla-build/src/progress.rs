@@ -65,7 +65,7 @@ pub(crate) struct Progress {
 impl Progress {
     pub(crate) fn new() -> Self {
         let name = variables::set(VARIABLE);
-        // A driver that cannot be told must not stop the build.
+        // A failure to report an event must not stop the build.
         let open = |name| OpenOptions::new().append(true).create(true).open(name).ok();
         Self {
             file: name.and_then(open),

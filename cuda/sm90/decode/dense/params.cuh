@@ -78,13 +78,14 @@ struct TensorMaps {
     // Unused for e4m3.
     CUtensorMap cache;
     CUtensorMap cache_rope;  // [pages][page_size][64], boxes of 64 values by a run of tokens
-    // The latent values: [pages][4][2][page_size][64], where value i = x + 64 odd + 128 pair. A box
-    // has 64 values by a run of tokens by both panels of one pair, or of two pairs. For an e4m3
-    // cache: [pages][4][page_size][128], with boxes of 128 values by 64 tokens by all groups, or by
-    // 16 tokens of one group.
+    // The latent values, [pages][4][2][page_size][64]: value i = x + 64 odd + 128 pair lies at
+    // [page][pair][odd][token][x]. A box has 64 values by a run of tokens by both panels of one
+    // pair, or of two pairs. For an e4m3 cache: [pages][4][page_size][128], with boxes of 128
+    // values by 64 tokens by all groups, or by 16 tokens of one group.
     CUtensorMap cache_pairs;
-    // [4][2][tokens * heads][64], where value i = x + 64 odd + 128 pair. Boxes of 64 values by N
-    // rows, by both or one of a pair, by all pairs. Unused unless even_query.
+    // [4][2][tokens * heads][64]: value i = x + 64 odd + 128 pair lies at [pair][odd][row][x]. A
+    // box has 64 values by N rows by one panel or both of a pair, by all pairs. Unused unless
+    // even_query.
     CUtensorMap q_latent;
     CUtensorMap q_rope;  // [1][1][tokens * heads][64]
 };
