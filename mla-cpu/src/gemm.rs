@@ -247,9 +247,9 @@ fn list<'a, S>(count: usize, row: impl Fn(usize) -> &'a [S]) -> Vec<&'a [S]> {
     (0..count).map(row).collect()
 }
 
-// Copies the columns of a block from `b` to `to`, filled up with zeros, and returns their strides
-// there (of columns, of rows): by columns if they are contiguous and few rows are multiplied, by
-// rows otherwise.
+// Copies a block of `b` to `to`, filled up with zeros: column-major if its columns are contiguous
+// and few rows are multiplied, row-major otherwise. Returns the strides of columns and of rows in
+// `to`.
 fn read_columns<T: Element>(b: &Elements<'_, T>, block: &Block, to: &mut [f32]) -> (usize, usize) {
     let [rows, columns, k] = block.size;
     let (pitch, product) = (columns.max(MIN_COLUMNS), block.product);

@@ -65,7 +65,7 @@ class Output {
 
     // The CTA that computes split 0 of the item's tile of rows.
     __device__ static int cta_of(const KernelParams& p, const WorkItem& item) {
-        // Not known before, where registers are few.
+        // Hidden, so that the compiler does not compute it earlier, where registers are few.
         const int pair = ThreadPosition::hide(p.pair);
         return item.first_cta_group * pair + (blockIdx.x & (pair - 1));
     }

@@ -41,7 +41,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Not scaled, of DeepSeek's pairs.
+    /// A rotation without scaling, of DeepSeek's pairs.
     pub const fn plain(theta: f64) -> Self {
         Self {
             theta,
@@ -190,7 +190,7 @@ impl Rope {
 /// The extension of a model's context.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum RopeScaling {
-    /// Not at all.
+    /// There is none.
     Plain,
     /// Positions are divided by the factor.
     Linear {

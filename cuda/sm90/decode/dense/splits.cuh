@@ -177,7 +177,7 @@ struct Splits {
     // Waits until this CTA may combine its slice. If that takes too long, writes the slice that it
     // kept to the workspace, too, and returns false.
     __device__ bool await(const WorkItem& item, int thread) {
-        // Not the thread that arrives, which is still at that.
+        // Another thread than the one that arrives, which is still busy with the arrival.
         if (thread == kOutputThreads / 2) {
             const Protocol protocol = protocol_of(item);
             const int64_t start = clock64();

@@ -39,8 +39,8 @@ struct Producer {
     __device__ __forceinline__ void wait() {
         waited = true;
         ptx::griddepcontrol_wait();
-        // Not earlier: when the next kernel starts, all that was written before this one began is
-        // complete.
+        // The wait comes first: when the next kernel starts, all that was written before this one
+        // began is then complete.
         ptx::griddepcontrol_launch_dependents();
     }
 

@@ -16,8 +16,8 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     queries_kernel(const __grid_constant__ MlaIndexQueriesParams p) {
     ptx::griddepcontrol_wait();
-    // Not earlier: when the next kernel starts, all that was written before this one began is
-    // complete.
+    // The wait comes first: when the next kernel starts, all that was written before this one began
+    // is then complete.
     ptx::griddepcontrol_launch_dependents();
     write_queries(p, blockIdx.x);
 }

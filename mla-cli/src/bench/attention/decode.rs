@@ -166,7 +166,7 @@ impl<'a, D: Device> Decode<'a, D> {
         let starts = what.starts(|r| r.q);
         let max_pages = self.batch()?.block_table.max_pages();
         let cache = &self.caches[self.caches.len() - 1];
-        // Not of `self`, which threads cannot share.
+        // Fields are borrowed one by one, since threads cannot share `self`.
         let (query, positions) = (&self.query, &self.positions);
         let mut compared = Vec::new();
         for rows in chosen(what, count)

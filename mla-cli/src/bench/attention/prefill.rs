@@ -153,7 +153,7 @@ impl<'a, D: Device> Prefill<'a, D> {
         let [nope, rope, v] = [head.nope, head.rope, head.v].map(|n| n as usize);
         let (starts, key_starts) = (what.starts(|r| r.q), what.starts(|r| r.kv));
         let layer = &self.layers[self.layers.len() - 1];
-        // Not of `self`, which threads cannot share.
+        // Fields are borrowed one by one, since threads cannot share `self`.
         let (query, causal) = (&self.query, self.causal);
         let KeysAndValues {
             nope_numbers,
