@@ -273,8 +273,8 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
         call.compare()
     }
 
-    /// Runs with a state and metadata that are made for less: the call is refused by an argument's
-    /// name, or right.
+    /// Runs with a state and metadata that are made for less: the call must be refused by an
+    /// argument's name, or give the right result.
     fn beyond_limits(&self) -> Tried<Bits> {
         let mut call = self.call(self.kept_within(u64::MAX, &C::SMALLEST)?)?;
         let enqueued = C::prepare(&mut call).and_then(|()| C::enqueue(&mut call));

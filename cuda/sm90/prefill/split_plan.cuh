@@ -33,8 +33,8 @@
 
 namespace mla::sm90::prefill {
 
-// Costs in the prediction beside those of items, in KV tiles: the combine at the end, for any
-// number of splits, for all rows of a query tile, and for each split.
+// Costs of the combine at the end, in KV tiles, which the prediction adds to those of items: for
+// any number of splits, for all rows of a query tile, and for each split.
 constexpr float kCombineCost = 3.f, kCombineCostOfRows = 1.5f, kCombineCostOfSplit = 0.02f;
 // The predicted end must be earlier than this share of the time without splits.
 constexpr float kWorthwhile = 0.95f;

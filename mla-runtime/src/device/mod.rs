@@ -57,8 +57,8 @@ impl<'a, D: Device> GatherRows<'a, D> {
 }
 
 impl<D: Device> GatherRows<'_, D> {
-    /// Gathers the rows, then multiplies their latents: [`Device::gather_cache_and_expand`] one
-    /// after the other.
+    /// Gathers the rows, then multiplies their latents: does the work of
+    /// [`Device::gather_cache_and_expand`] in two operations.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
 // The output warpgroups of tiles of more than 32 heads: O = O + P V, 256 of the 512 latent values
 // each; every other panel, so that both are done with a stage at the same time.
 //
-// Accumulators have heads for rows and latent values for columns: of a lane 4 g + q of warp w of
-// its warpgroup, acc[s][4 i + e] is of head 16 w + g at latent value latent(s, i) + e, e = 0, 1,
-// and acc[s][4 i + 2 + e] of head 16 w + g + 8.
+// Accumulators have heads for rows and latent values for columns. Lane 4 g + q of warp w of the
+// warpgroup has, for e = 0 and 1, in acc[s][4 i + e] the latent value latent(s, i) + e of head 16 w
+// + g, and in acc[s][4 i + 2 + e] the same value of head 16 w + g + 8.
 #pragma once
 
 #include "../../../../common/quad.cuh"
