@@ -93,7 +93,7 @@ __device__ __forceinline__ void prefetch_global_l2(const void* address) {
 }
 
 // L2 policy for the lines that a copy reads. For TMA, 0 means no policy, which is not the same as
-// `evict_normal`: that makes long streams slower.
+// `evict_normal`, which makes long streams slower.
 struct CachePolicy {
     uint64_t bits = 0;
 };

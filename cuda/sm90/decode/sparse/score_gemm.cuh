@@ -1,9 +1,9 @@
 // The GEMM of the scores: S^T = K Q^T for a warp's 16 keys of a KV tile, with the keys as
 // operand A from registers.
 //
-// Accumulators have keys for rows and heads for columns: of a lane 4 g + q of
-// warp w, d[4 i + e] is of key 16 w + g at head 8 i + 2 q + e, e = 0, 1, and
-// d[4 i + 2 + e] of key 16 w + g + 8.
+// Accumulators have keys for rows and heads for columns. Lane 4 g + q of warp w has, for e = 0
+// and 1, in d[4 i + e] the score of key 16 w + g at head 8 i + 2 q + e, and in d[4 i + 2 + e] the
+// score of key 16 w + g + 8 at the same head.
 #pragma once
 
 #include "config.cuh"

@@ -2,8 +2,8 @@
 // each; every other panel, so that both are done with a stage at the same time.
 //
 // Accumulators have heads for rows and latent values for columns. Lane 4 g + q of warp w of the
-// warpgroup has, for e = 0 and 1, in acc[s][4 i + e] the latent value latent(s, i) + e of head 16 w
-// + g, and in acc[s][4 i + 2 + e] the same value of head 16 w + g + 8.
+// warpgroup has, for e = 0 and 1, in acc[s][4 i + e] the latent value latent(s, i) + e of head
+// 16 w + g, and in acc[s][4 i + 2 + e] the same value of head 16 w + g + 8.
 #pragma once
 
 #include "../../../../common/quad.cuh"

@@ -1,8 +1,9 @@
 // The scores warpgroup of tiles of more than 32 heads: S = Q K^T, softmax, probabilities to shared
 // memory.
 //
-// Accumulators have heads for rows and keys for columns: of a lane 4 g + q of warp w, d[4 i + e] is
-// of head 16 w + g at key 8 i + 2 q + e, e = 0, 1, and d[4 i + 2 + e] of head 16 w + g + 8.
+// Accumulators have heads for rows and keys for columns. Lane 4 g + q of warp w has, for e = 0
+// and 1, in d[4 i + e] the score of head 16 w + g at key 8 i + 2 q + e, and in d[4 i + 2 + e] the
+// score of head 16 w + g + 8 at the same key.
 #pragma once
 
 #include "../../../../common/quad.cuh"
