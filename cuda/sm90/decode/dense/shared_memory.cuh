@@ -58,9 +58,10 @@ struct CommonControl {
     // An item in the queue: published by the scheduler's lane 0; released by every reader.
     Barrier<1> item_full[kQueuedItems];
     Barrier<readers> item_empty[kQueuedItems];
-    // Once: the lanes that copied them.
+    // Completed once in a launch, by the lanes that copied lengths or table.
     Barrier<32> lengths_full, table_full;
-    // A work item's maxima and sums: the lanes that write them; all of the output.
+    // A work item's maxima and sums: published by the lanes that write them; released by all
+    // threads of the output.
     Barrier<stats_writers> stats_full;
     Barrier<kOutputThreads> stats_empty;
     // The largest magnitude that each output warp has of a partial result.

@@ -42,8 +42,9 @@ struct PlainLayout {
     // The scores' rows: 16 to a warp, though there may be fewer.
     static constexpr int kRows = N < 16 ? 16 : N;
 
-    // Numbers of arrivals. Queue: warps 0 and 1, scores, output. Stats: all score threads, each
-    // also for the zeros that it wrote behind the last token.
+    // The arguments of CommonControl are numbers of arrivals. Warps 0 and 1, the scores and the
+    // output arrive for the queue; all score threads arrive for the stats, each also for the zeros
+    // that it wrote behind the last token.
     struct Control : CommonControl<32 * (1 + 1 + 4 + 8), 128> {
         // A stage is full when TMA's bytes have come and the lane that expects them has arrived;
         // the bytes of held queries come to a barrier of their own, so here that lane alone
@@ -55,9 +56,9 @@ struct PlainLayout {
         // threads of the scores behind the last MMAs.
         Barrier<0> query_full;
         Barrier<128> query_empty;
-        // Held queries: their stages are empty (the lane that copies the cache; not for the first
-        // ones, whose stages are empty from the start); they are there (as query_full); they have
-        // been taken (all score threads, when their reads have returned).
+        // Held queries. The lane that copies the cache arrives when their stages are empty, but not
+        // for the first ones, whose stages are empty from the start. The second barrier is as
+        // query_full. All score threads arrive at the third when their reads have returned.
         Barrier<1> held_query_empty;
         Barrier<0> held_query_full;
         Barrier<128> held_query_taken;
