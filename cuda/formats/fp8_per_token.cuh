@@ -22,8 +22,9 @@ struct Row<MLA_CACHE_FP8_PER_TOKEN> {
         return {(scale_offset(latent_dim, rope_dim) + 4 + 15) / 16 * 16, latent_dim, 16, 16};
     }
 
-    // The scale of a row: amax / 448, of which zeros and infinity have one, too. All lanes of a
-    // warp call this together, each with the largest magnitude of its own octets.
+    // The scale of a row: amax / 448, with amax bounded so that rows of zeros or with an infinity
+    // have a scale, too. All lanes of a warp call this together, each with the largest magnitude of
+    // its own octets.
     static __device__ __forceinline__ float token_scale(float amax) {
 #pragma unroll
         for (int step = 16; step > 0; step /= 2)

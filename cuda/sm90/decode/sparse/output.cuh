@@ -252,8 +252,8 @@ struct Output {
                                                   8 * g) = make_uint4(v[0], v[1], v[2], v[3]);
                 }
             } else {
-                // Transposed, a lane has two neighbouring values of head g of the
-                // eight; and then eight, of four by each lane of a quad.
+                // The first transposition gives a lane two neighbouring values of head g of the
+                // eight. The second, within a quad, gives it eight neighbouring values.
                 const int head = 8 * j + g;
                 T* to = output_row<T>(p, item, head) + first_latent + 8 * q;
 #pragma unroll
