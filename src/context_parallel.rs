@@ -17,10 +17,10 @@
 //! have one new token per request: of several tokens, those that another rank holds would be seen
 //! too late.
 //!
-//! Two things of a call are the engine's here. Sinks take part once: the ranks' layers get none, and
-//! [`Device::scale_outputs`] comes behind the merge, with its log-sum-exp. And a rank's layer counts
-//! the tokens of its own part of a cache, which are no positions: it rotates by positions of the
-//! caller's own, and has no
+//! Two things of a call are the engine's here. Sinks take part once: the ranks' layers get none,
+//! and [`Device::scale_outputs`] comes behind the merge, with its log-sum-exp. And a rank's layer
+//! counts the tokens of its own part of a cache, which are no positions: it rotates by positions of
+//! the caller's own, and has no
 //! [query scaling](mla_runtime::backend::LayerConfig::query_scaling). Queries are multiplied before
 //! they are passed.
 //!

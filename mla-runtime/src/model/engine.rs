@@ -97,7 +97,7 @@ impl ModelConfig {
 
     /// The factor of a query at `position`; `None` if the model has none. A layer whose
     /// configuration has the [scaling](Self::query_scaling) applies it. Otherwise the engine
-    /// multiplies all P+R values of a query by it, after rotation, before it passes them. The cached
+    /// multiplies all P+R values of a query by it, after rotation, before it passes them. Cached
     /// keys have no part in it.
     pub fn query_factor(&self, position: u32) -> Option<f64> {
         self.query_scaling.map(|scaling| scaling.factor(position))
