@@ -1,5 +1,6 @@
 //! Index keys of which several tokens share one.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use half::bf16;
@@ -36,6 +37,7 @@ pub(super) fn keys(cpu: &Cpu, config: &IndexerConfig, keys: IndexKeys<'_, Cpu>) 
         layout,
         pool,
         slots,
+        tokens: (0..tokens).map(|token| (slots[token], token)).collect(),
         keys: new.iter().map(|x| bf16::from_f32(*x)).collect(),
         gates: rows("index gates", gates)?
             .iter()
@@ -84,6 +86,8 @@ struct Pools<'a> {
     layout: IndexCacheLayout,
     pool: usize,
     slots: &'a [i64],
+    /// The token of each slot: those of a pool may stand anywhere in the call.
+    tokens: HashMap<i64, usize>,
     keys: Vec<bf16>,
     gates: Vec<bf16>,
     table: Vec<f32>,
@@ -117,12 +121,7 @@ impl Pools<'_> {
         let width = self.layout.width;
         let (mut keys, mut gates) = (Vec::new(), Vec::new());
         for back in (0..self.pool).rev() {
-            // New tokens mostly stand in order; parts of a prompt may be requests of their own.
-            let place = (slot - back) as i64;
-            let new = token.checked_sub(back);
-            let new = new.filter(|new| self.slots[*new] == place);
-            let new = new.or_else(|| self.slots.iter().rposition(|slot| *slot == place));
-            if let Some(new) = new {
+            if let Some(&new) = self.tokens.get(&((slot - back) as i64)) {
                 keys.extend(self.keys[self.row(new)].iter().map(|x| x.to_f32()));
                 gates.extend(self.gates[self.row(new)].iter().map(|x| x.to_f32()));
             } else {
