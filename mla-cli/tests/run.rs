@@ -115,6 +115,31 @@ fn every_dtype_and_cache_format_agrees_with_the_reference() {
     }
 }
 
+/// Runs a mixed batch of a model whose indexer chooses 20 tokens, checks the report, and returns
+/// the shapes of the index cache and of the lists.
+fn shapes_of_listed(config: &str, name: &str, dtype: &str, kv: &str) -> [String; 2] {
+    let arguments = format!(
+        "--batch 3q1s70_2q4s33_q90_q60s200 --page 16 --dtype {dtype} --kv {kv} --repeat 1 \
+         --format json"
+    );
+    let output = mla_of(config, name, &arguments);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    // Every token takes the absorbed path.
+    assert_eq!(phases(&report), [("decode", 7, 161), ("total", 7, 161)]);
+    assert_eq!(report["pass"], true, "{report:#}");
+    let lists = &report["lists"];
+    assert_eq!((&lists["topk"], &lists["lists"]), (&20.into(), &64.into()));
+    // A value between two codes is rare.
+    assert!(lists["identical"].as_u64().unwrap() >= 60, "{lists}");
+    assert!(lists["seconds"].as_f64().unwrap() > 0.0);
+    let regions = report["memory"]["regions"].as_array().unwrap();
+    ["index_cache", "slot_lists"].map(|name| {
+        let region = regions.iter().find(|r| r["name"] == name).unwrap();
+        region["shape"].to_string()
+    })
+}
+
 #[test]
 fn a_model_with_an_indexer_attends_to_its_lists() {
     for (dtype, kv) in [
@@ -123,29 +148,9 @@ fn a_model_with_an_indexer_attends_to_its_lists() {
         ("f16", "f16 --split-cache"),
         ("bf16", "fp8_ds_mla"),
     ] {
-        let arguments = format!(
-            "--batch 3q1s70_2q4s33_q90_q60s200 --page 16 --dtype {dtype} --kv {kv} --repeat 1 \
-             --format json"
-        );
-        let output = mla_of(SPARSE, &format!("sparse_{dtype}_{kv}"), &arguments);
-        assert_eq!(output.status.code(), Some(0), "{output:?}");
-        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-        // Every token takes the absorbed path.
-        assert_eq!(phases(&report), [("decode", 7, 161), ("total", 7, 161)]);
-        assert_eq!(report["pass"], true, "{report:#}");
-        let lists = &report["lists"];
-        assert_eq!((&lists["topk"], &lists["lists"]), (&20.into(), &64.into()));
-        // A value between two codes is rare.
-        assert!(lists["identical"].as_u64().unwrap() >= 60, "{lists}");
-        assert!(lists["seconds"].as_f64().unwrap() > 0.0);
-        let regions = report["memory"]["regions"].as_array().unwrap();
-        let shape = |name: &str| {
-            let region = regions.iter().find(|r| r["name"] == name).unwrap();
-            region["shape"].to_string()
-        };
         // Pages of 5, 5, 5, 3, 3, 6 and 13 of 16 keys of 32 values and a scale.
-        assert_eq!(shape("index_cache"), "[1,40,16,36]");
-        assert_eq!(shape("slot_lists"), "[161,20]");
+        let shapes = shapes_of_listed(SPARSE, &format!("sparse_{dtype}_{kv}"), dtype, kv);
+        assert_eq!(shapes, ["[1,40,16,36]", "[161,20]"]);
     }
     let dense = mla_of(
         SPARSE,
@@ -185,26 +190,9 @@ fn a_model_with_an_indexer_attends_to_its_lists() {
 #[test]
 fn a_model_with_pooled_index_keys_attends_to_its_lists() {
     for (dtype, kv) in [("f32", "f32"), ("bf16", "bf16"), ("bf16", "fp8_ds_mla")] {
-        let arguments = format!(
-            "--batch 3q1s70_2q4s33_q90_q60s200 --page 16 --dtype {dtype} --kv {kv} --repeat 1 \
-             --format json"
-        );
-        let output = mla_of(POOLED, &format!("pooled_{dtype}_{kv}"), &arguments);
-        assert_eq!(output.status.code(), Some(0), "{output:?}");
-        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(phases(&report), [("decode", 7, 161), ("total", 7, 161)]);
-        assert_eq!(report["pass"], true, "{report:#}");
-        let lists = &report["lists"];
-        assert_eq!((&lists["topk"], &lists["lists"]), (&20.into(), &64.into()));
-        assert!(lists["identical"].as_u64().unwrap() >= 60, "{lists}");
-        let regions = report["memory"]["regions"].as_array().unwrap();
-        let shape = |name: &str| {
-            let region = regions.iter().find(|r| r["name"] == name).unwrap();
-            region["shape"].to_string()
-        };
         // Pages of 4 keys of 32 values and a scale, and of 8 tokens' own keys and gates.
-        assert_eq!(shape("index_cache"), "[1,40,1168]");
-        assert_eq!(shape("slot_lists"), "[161,23]");
+        let shapes = shapes_of_listed(POOLED, &format!("pooled_{dtype}_{kv}"), dtype, kv);
+        assert_eq!(shapes, ["[1,40,1168]", "[161,23]"]);
     }
 }
 

@@ -80,6 +80,13 @@ const MIXED: &[(u32, u32)] = &[
     (30, 90),
 ];
 
+/// Dtypes, each with a cache format: full precision, half, and bytes.
+const FORMATS: [(DType, KvFormat); 3] = [
+    (DType::F32, KvFormat::F32),
+    (DType::BF16, KvFormat::BF16),
+    (DType::F16, KvFormat::Fp8),
+];
+
 #[test]
 fn mixed_batch() {
     let (_, outcome) = run(&Case::small(MIXED));
@@ -115,11 +122,7 @@ fn queries_are_scaled_by_position() {
         (9, 8, false),
         (100, 64, true),
     ] {
-        for (dtype, kv_format) in [
-            (DType::F32, KvFormat::F32),
-            (DType::BF16, KvFormat::BF16),
-            (DType::F16, KvFormat::Fp8),
-        ] {
+        for (dtype, kv_format) in FORMATS {
             let case = Case {
                 threshold,
                 context_rows,
@@ -187,11 +190,7 @@ fn query_scaling_needs_the_feature() {
 #[test]
 fn non_causal_drafts() {
     for (threshold, context_rows) in [(4, 64), (100, 64), (0, 64), (0, 4096), (9, 8)] {
-        for (dtype, kv_format) in [
-            (DType::F32, KvFormat::F32),
-            (DType::BF16, KvFormat::BF16),
-            (DType::F16, KvFormat::Fp8),
-        ] {
+        for (dtype, kv_format) in FORMATS {
             let case = Case {
                 threshold,
                 context_rows,
@@ -521,11 +520,7 @@ fn sinks_and_gates() {
         (100, 64, 0),
         (4, 64, 40),
     ] {
-        for (dtype, kv_format) in [
-            (DType::F32, KvFormat::F32),
-            (DType::BF16, KvFormat::BF16),
-            (DType::F16, KvFormat::Fp8),
-        ] {
+        for (dtype, kv_format) in FORMATS {
             let case = Case {
                 threshold,
                 context_rows,
