@@ -40,14 +40,7 @@ Kernel dequantize_kernel_for(int dtype, bool wide) {
 
 }  // namespace
 
-MlaStatus load_dequantize_kernels() {
-    for (const int dtype : {MLA_DTYPE_BF16, MLA_DTYPE_F16, MLA_DTYPE_F32})
-        for (const bool wide : {false, true}) {
-            const MlaStatus status = load("dequantize", dequantize_kernel_for(dtype, wide));
-            if (status.code != MLA_OK) return status;
-        }
-    return ok();
-}
+MlaStatus load_dequantize_kernels() { return load_each("dequantize", dequantize_kernel_for); }
 
 }  // namespace mla
 

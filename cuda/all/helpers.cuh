@@ -5,6 +5,17 @@
 
 namespace mla {
 
+// Loads the kernel that `kernel_for` gives for each dtype, with wide accesses and without.
+template <typename Kernel>
+MlaStatus load_each(const char* name, Kernel (*kernel_for)(int dtype, bool wide)) {
+    for (const int dtype : {MLA_DTYPE_BF16, MLA_DTYPE_F16, MLA_DTYPE_F32})
+        for (const bool wide : {false, true}) {
+            const MlaStatus status = load(name, kernel_for(dtype, wide));
+            if (status.code != MLA_OK) return status;
+        }
+    return ok();
+}
+
 MlaStatus load_cache_kernels();
 MlaStatus load_expand_kernels();
 MlaStatus load_merge_kernels();

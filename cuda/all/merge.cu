@@ -118,14 +118,7 @@ Kernel merge_kernel_for(int dtype, bool wide) {
 
 }  // namespace
 
-MlaStatus load_merge_kernels() {
-    for (const int dtype : {MLA_DTYPE_BF16, MLA_DTYPE_F16, MLA_DTYPE_F32})
-        for (const bool wide : {false, true}) {
-            const MlaStatus status = load("merge", merge_kernel_for(dtype, wide));
-            if (status.code != MLA_OK) return status;
-        }
-    return ok();
-}
+MlaStatus load_merge_kernels() { return load_each("merge", merge_kernel_for); }
 
 }  // namespace mla
 

@@ -56,14 +56,7 @@ Kernel outputs_kernel_for(int dtype, bool wide) {
 
 }  // namespace
 
-MlaStatus load_outputs_kernels() {
-    for (const int dtype : {MLA_DTYPE_BF16, MLA_DTYPE_F16, MLA_DTYPE_F32})
-        for (const bool wide : {false, true}) {
-            const MlaStatus status = load("outputs", outputs_kernel_for(dtype, wide));
-            if (status.code != MLA_OK) return status;
-        }
-    return ok();
-}
+MlaStatus load_outputs_kernels() { return load_each("outputs", outputs_kernel_for); }
 
 }  // namespace mla
 
