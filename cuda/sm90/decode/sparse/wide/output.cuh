@@ -48,6 +48,7 @@ struct WideOutput {
                 for (int j = 0; j < 64; ++j) acc[half][j] = 0.f;
             bool first = true;
             int keys = wait_for_tile();
+            if (keys > 0) wait_for_issue();
 #pragma unroll 1
             while (keys > 0) {
                 release_tile();
@@ -90,6 +91,11 @@ struct WideOutput {
         free(s.tile_empty[tile.stage()]);
         ++tile.count;
     }
+    // Waits until the MMAs of the next tile's scores have been issued. Every tile is waited for, an
+    // item's first one too: no phase of the barrier passes without a wait.
+    __device__ void wait_for_issue() const {
+        ptx::mbarrier_wait(ptx::shared_address(&s.scores_issued[rope.stage]), rope.phase);
+    }
     // Called by whole warps, of which one lane arrives.
     __device__ void free(uint64_t& bar) const {
         __syncwarp();
@@ -107,8 +113,7 @@ struct WideOutput {
         const int keys = wait_for_tile();
         rope.advance(1);
         // The second half is for the time of the next tile's softmax.
-        if (keys > 0)
-            ptx::mbarrier_wait(ptx::shared_address(&s.scores_issued[rope.stage]), rope.phase);
+        if (keys > 0) wait_for_issue();
         add_stage(acc[1], probabilities);
         // All threads arrive: each of them may have read factors.
         ptx::mbarrier_arrive(ptx::shared_address(&s.rope_empty[at.stage]));

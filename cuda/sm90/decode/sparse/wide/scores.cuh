@@ -56,6 +56,8 @@ struct WideScores {
             next = i + TileScheduler::step();
             if (next < p.items) load_queries(WorkItem(p, next), held);
             finish(WorkItem(p, i), low, high, done);
+            // All warps have read that no tile is left.
+            sync_group();
             release_tile();
         }
     }
