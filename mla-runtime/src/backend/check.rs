@@ -117,9 +117,9 @@ pub(crate) fn check_rows<D: Device>(cache: &CacheRef<'_, D>, alignment: u32) -> 
     Err(Error::argument("cache", layout, accepted))
 }
 
-/// Refuses lists of slots if the problem is not sparse, and their absence if it is. Also refuses
-/// lists for another number of tokens than `tokens`, or than `all` if some tokens attend to no
-/// list. With lists of another width, a backend would read the entries of other tokens.
+/// Refuses lists of slots if the problem is not sparse, and their absence if it is. Lists must be
+/// for `tokens` tokens, or for `all` tokens if some attend to no list. With lists of another width,
+/// a backend would read the entries of other tokens.
 pub(crate) fn check_lists<D: Device>(
     field: &'static str,
     lists: Option<&super::SlotLists<'_, D>>,

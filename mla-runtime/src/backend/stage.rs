@@ -3,8 +3,7 @@
 use super::LayerConfig;
 use crate::Result;
 
-/// An implementation and its configuration. Its state and metadata are of the same type with their
-/// own configuration.
+/// An implementation and the configuration that it was made for.
 pub(super) struct Configured<B> {
     pub(super) backend: B,
     pub(super) config: LayerConfig,
