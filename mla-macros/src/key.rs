@@ -1,4 +1,5 @@
-//! The attribute's keys: the one table behind parsing, error messages, suggestions and `keys.md`.
+//! The attribute's keys. This table is the source of parsing, error messages, suggestions and
+//! `keys.md`.
 
 use crate::place::Phase;
 use crate::vocabulary;
@@ -6,13 +7,13 @@ use crate::vocabulary;
 /// The kind of literal of a key's value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Form {
-    /// A string; for a single element, an integer will do.
+    /// A string. A single element may also be an integer.
     Text,
     /// `true` or `false`.
     Flag,
     /// A path, bare or in a string.
     Path,
-    /// A path, bare or in a string, or a list of them in a string.
+    /// A path, bare or in a string, or several paths in a string.
     Paths,
 }
 
@@ -21,21 +22,21 @@ pub(crate) enum Form {
 pub(crate) struct Key {
     pub(crate) name: &'static str,
     pub(crate) form: Form,
-    /// The phase whose backends alone have it.
+    /// The only phase whose backends have the key; `None` if both have it.
     pub(crate) only: Option<Phase>,
     /// The default; `None` if the key must be given.
     pub(crate) default: Option<&'static str>,
     /// The accepted values, in the words of error messages.
     pub(crate) accepted: &'static str,
-    /// A value, as it is written.
+    /// An example of a value, as an attribute has it.
     pub(crate) example: &'static str,
-    /// The property of the backend that it states.
+    /// The property of the backend that the key sets.
     pub(crate) meaning: &'static str,
 }
 
-/// Defines each key, and the list of them in the order of the documentation: the name in the code
-/// and in an attribute, the form, the phase or none, an example and the default, in a row; then the
-/// accepted values, and the meaning.
+/// Defines each key, and the list of all keys in the order of the documentation. A key has its name
+/// in the code and in attributes, its form, its phase or none, an example and the default. The
+/// accepted values and the meaning follow.
 macro_rules! keys {
     ($($key:ident = $name:literal, $form:ident, $only:expr, $example:literal, $default:expr,
         $accepted:literal, $meaning:literal;)*) => {
@@ -177,7 +178,7 @@ const _: () = assert!(
     "KV.accepted has other names than vocabulary::KV_FORMATS"
 );
 
-// True if a text says `a list of` these names.
+// Returns true if the text is `a list of` these names.
 const fn lists(text: &str, names: &[vocabulary::Name]) -> bool {
     let text = text.as_bytes();
     let mut at = "a list of ".len();
@@ -191,7 +192,7 @@ const fn lists(text: &str, names: &[vocabulary::Name]) -> bool {
             (at, i) = (at + 1, i + 1);
         }
         n += 1;
-        // Behind a comma and a space comes the next.
+        // A comma and a space separate the names.
         if n < names.len() {
             at += 2;
         }
@@ -199,7 +200,7 @@ const fn lists(text: &str, names: &[vocabulary::Name]) -> bool {
     at == text.len()
 }
 
-/// The names that a key's value is, or that it lists; none where it takes others as well.
+/// The names among which a key's value is chosen; empty if it also takes other values.
 pub(crate) fn names(key: &Key) -> &'static [vocabulary::Name] {
     match *key {
         DTYPES => vocabulary::DTYPES,
@@ -216,7 +217,7 @@ pub(crate) fn names(key: &Key) -> &'static [vocabulary::Name] {
     }
 }
 
-/// The table in the attribute's documentation.
+/// Writes the table in the attribute's documentation.
 #[cfg(test)]
 pub(crate) fn markdown() -> String {
     let mut table =
