@@ -7,7 +7,7 @@
 //!     load the keys and values of the tile, converted     once for all rows
 //!     for each block of rows that sees a key of it:
 //!         scores = keys · queriesᵀ                          [keys, rows]
-//!         softmax of the scores, rescaling earlier sums
+//!         softmax of the scores, rescaling what there is
 //!         out += scoresᵀ · values                           [rows, V]
 //! ```
 //!
