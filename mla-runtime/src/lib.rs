@@ -11,9 +11,9 @@
 //! | to | see |
 //! |---|---|
 //! | read a model's configuration | [`model`] |
-//! | say what is to be computed | [`spec::Problem`], [`backend::LayerConfig`] |
-//! | choose backends, and read why | [`select`] |
-//! | choose them by types, in the compiler | [`dispatch`] |
+//! | describe the computation | [`spec::Problem`], [`backend::LayerConfig`] |
+//! | choose backends, with the reasons | [`select`] |
+//! | choose backends by type, at compile time | [`dispatch`] |
 //! | run attention | [`layer::MlaLayer`] |
 //! | describe a batch; plan its memory | [`batch`]; [`plan`] |
 //! | choose the tokens that sparse attention reads | [`indexer`] |

@@ -1,10 +1,10 @@
 //! Three ways to call a backend, and the cost of each.
 //!
-//! | who chooses | when | how | a call costs, beside the backend's own code |
+//! | who chooses | when | how | cost of a call, besides the backend's own code |
 //! |---|---|---|---|
 //! | you, or the compiler | you build for one GPU | types by hand, or [`best_prefill!`](crate::best_prefill) and [`best_decode!`](crate::best_decode) | nothing |
 //! | the program, among types that you list | you support several GPUs, with backends you know | [`with_backends`], once; then a `match`, or a pointer that you keep | one load and an indirect call |
-//! | the program, among all that is linked | backends come from crates that you do not know | [`Registry::instantiate_decode`](crate::select::Registry::instantiate_decode) | an indirect call, and checks that state and metadata are its own: 62 instructions |
+//! | the program, among all linked backends | backends come from crates that you do not know | [`Registry::instantiate_decode`](crate::select::Registry::instantiate_decode) | an indirect call, and checks that state and metadata belong to the backend: 62 instructions |
 //!
 //! All three follow the same rules, which are `const fn`s.
 //! [`BackendSpec::reasons`](crate::spec::BackendSpec::reasons) lists the reasons against a backend,

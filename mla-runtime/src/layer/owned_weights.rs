@@ -17,14 +17,14 @@ use crate::{Error, Result};
 /// engine counts with its weights. A plain matrix needs no copy: [`Weights::from_checkpoint`] and
 /// other constructors view it in place.
 ///
-/// | the engine has | is taken by |
+/// | the engine has | use |
 /// |---|---|
-/// | `[H·(P+V), L]`, fused | [`Weights::from_checkpoint`], [`Weights::from_checkpoint_heads`], as it is |
-/// | `[L, H·(P+V)]`, transposed | [`Weights::from_transposed`], [`Weights::from_transposed_heads`], as it is |
+/// | `[H·(P+V), L]`, fused | [`Weights::from_checkpoint`], [`Weights::from_checkpoint_heads`], without a copy |
+/// | `[L, H·(P+V)]`, transposed | [`Weights::from_transposed`], [`Weights::from_transposed_heads`], without a copy |
 /// | `[H, L, P]` and `[H, V, L]`, per head (GGUF's `attn_k_b` and `attn_v_b`) | [`from_split`](Self::from_split) |
 /// | block fp8 128 × 128 with `weight_scale_inv` | [`from_fp8_blocks`](Self::from_fp8_blocks) |
-/// | quantised in a way of its own, dequantised on the device | [`from_device`](Self::from_device) |
-/// | the same, dequantised on the host | [`from_rows`](Self::from_rows) |
+/// | another quantised form, which it dequantises on the device | [`from_device`](Self::from_device) |
+/// | another quantised form, which it dequantises on the host | [`from_rows`](Self::from_rows) |
 ///
 /// Each constructor takes the engine's tensor with all heads of the model, and the range of this
 /// rank's heads under tensor parallelism. The number of heads in the range must be that of the

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | once per query token | L·d (into the latent and back) | |
 //! | once per cached token | | L·d (expansion by `W_kv_b`) |
-//! | per pair of them | 2L + R (scores L + R, values L) | d + R (scores P + R, values V) |
+//! | per pair of a query and a cached token | 2L + R (scores L + R, values L) | d + R (scores P + R, values V) |
 //!
 //! By multiply-adds alone, the absorbed form is cheaper while T·(L·d + C·(2L + R)) ≤ C·(L·d + T·(d
 //! + R)). Solved for T, this is

@@ -7,36 +7,36 @@
 //! tokens are expanded into the same buffers as chunks, so these buffers have E = max(W, T_e) rows.
 //! T is the maximum number of query tokens of a step whose rows are out of order.
 //!
-//! | region | shape | holds | there if |
+//! | region | shape | contents | present if |
 //! |---|---|---|---|
 //! | `kv_cache` | `[layers, pages, page, row bytes]` | the cache rows; latents alone in a split cache | |
 //! | `rope_cache` | `[layers, pages, page, rope bytes]` | rotary keys | a split cache |
 //! | `index_cache` | `[index layers, pages, page, D+4]`, less with pools | index keys | an indexer |
-//! | `absorbed_queries` | `[T_a, H, L+R]` | `q_nope · W_UK`, and beside it the rotary part | |
-//! | `absorbed_outputs` | `[T_a, H, L]` | the absorbed attention's result | |
-//! | `absorbed_lse` | `[H, T_a]` f32 | what ranks' results are merged by | N > 1 |
+//! | `absorbed_queries` | `[T_a, H, L+R]` | `q_nope · W_UK`, followed by the rotary part | |
+//! | `absorbed_outputs` | `[T_a, H, L]` | the result of the absorbed attention | |
+//! | `absorbed_lse` | `[H, T_a]` f32 | the log-sum-exp by which results of ranks are merged | N > 1 |
 //! | `context_latent` | [W, L] | a chunk's gathered latents | |
-//! | `context_rope` | [W, R] | their rotary keys | |
-//! | `local_context_rows` | [W/N, L+R] | the part of both that this rank gathers | N > 1 |
-//! | `expanded_kv` | [E, H, P+V] | rows · `W_kv_b` | neither of the next two is there |
+//! | `context_rope` | [W, R] | a chunk's gathered rotary keys | |
+//! | `local_context_rows` | [W/N, L+R] | the rows of a chunk that this rank gathers | N > 1 |
+//! | `expanded_kv` | [E, H, P+V] | rows · `W_kv_b` | keys are not packed |
 //! | `expanded_keys` | [E, H, P+R] | each head's key, with its rotary part | keys are packed |
 //! | `expanded_values` | [E, H, V] | values | keys are packed |
 //! | `partial_outputs` | [T_e, H, V] | the latest partial result | W > 0 |
-//! | `partial_lse` | [H, T_e] f32 | its log-sum-exp | W > 0 |
-//! | `expanded_lse` | [H, T_e] f32 | that of the results so far, which are in the output itself | |
+//! | `partial_lse` | [H, T_e] f32 | the log-sum-exp of that result | W > 0 |
+//! | `expanded_lse` | [H, T_e] f32 | the log-sum-exp of the results so far, which are in the output itself | |
 //! | `packed_query` | `[T, H, P+R]` | the queries of a call, in the order of the step | rows out of order |
 //! | `packed_latent` | [T, L] | the new tokens' latents | rows out of order |
-//! | `packed_rope` | [T, R] | their rotary keys | rows out of order |
+//! | `packed_rope` | [T, R] | the new tokens' rotary keys | rows out of order |
 //! | `packed_outputs` | [T, H, V] | the outputs, before they are copied back | rows out of order |
-//! | `packed_lse` | [H, T] f32 | their log-sum-exp | rows out of order |
-//! | `index_projection` | [rows, index heads, D] | index queries as they are projected | an indexer |
-//! | `index_queries` | [rows, index heads, D] e4m3 | quantised | an indexer |
-//! | `index_head_weights` | [rows, index heads] f32 | with the scales of the queries | an indexer |
+//! | `packed_lse` | [H, T] f32 | the log-sum-exp, before it is copied back | rows out of order |
+//! | `index_projection` | [rows, index heads, D] | projected index queries | an indexer |
+//! | `index_queries` | [rows, index heads, D] e4m3 | quantised index queries | an indexer |
+//! | `index_head_weights` | [rows, index heads] f32 | weights of index heads, times the scales of the queries | an indexer |
 //! | `index_logits` | [rows, columns] f32 | the scores of `rows` query tokens at a time | an indexer |
-//! | `slot_lists` | [tokens, width of lists] i32 | what each query token attends to | an indexer |
+//! | `slot_lists` | [tokens, width of lists] i32 | the slots that each query token attends to | an indexer |
 //! | `step_arrays` | `[bytes]` | a step's lengths, slots and block table | |
-//! | `decode_workspace` | `[bytes]` | what the decode backend asks for | |
-//! | `prefill_workspace` | `[bytes]` | what the prefill backend asks for | |
+//! | `decode_workspace` | `[bytes]` | memory of the decode backend | |
+//! | `prefill_workspace` | `[bytes]` | memory of the prefill backend | |
 //!
 //! A region with a factor of zero is left out. The plan does not contain the weights, which the
 //! layer never copies, or the engine's own tensors (queries, new rows, outputs).

@@ -7,7 +7,7 @@
 //! |---|---|---|---|
 //! | decode | 1 | any | absorbed |
 //! | short extend | 2 to the threshold | any | absorbed |
-//! | padding | any | no tokens at all, its new ones included | absorbed |
+//! | padding | any | none; kv is 0 | absorbed |
 //! | without new tokens | 0 | any | absorbed |
 //! | long extend | above the threshold | some | expanded |
 //! | prefill | above the threshold | none | expanded |
