@@ -88,8 +88,8 @@ pub(super) fn rotary_key_norm(fields: &Fields<'_>) -> Result<bool, ModelError> {
 
 impl ModelConfig {
     /// The scale factor of latents with `rank` values, √(hidden size / rank); `None` if the
-    /// configuration lacks the width of the hidden state. Where a model scales the latents of keys and values,
-    /// the cache holds them scaled. Rotary keys are not scaled.
+    /// configuration lacks the width of the hidden state. If a model scales the latents of keys and
+    /// values, the cache holds them scaled. Rotary keys are not scaled.
     pub fn latent_factor(&self, rank: u32) -> Option<f64> {
         let hidden = f64::from(self.hidden_size?);
         Some((hidden / f64::from(rank)).sqrt())
