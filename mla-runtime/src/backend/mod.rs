@@ -18,8 +18,7 @@
 //! [`DecodeBackend::decode`] and [`PrefillBackend::prefill`] are `unsafe` because they trust the
 //! contents of arrays on the device. To check these, a backend would have to read them back and
 //! wait. [`DecodeCall::check`] and [`PrefillCall::check`] check what the host sees. The caller is
-//! responsible for the rest. The kernels' C interface (`cuda/include/mla.h`) requires the same in
-//! the same words.
+//! responsible for the rest. The kernels' C interface (`cuda/include/mla.h`) has the same contract.
 //!
 //! 1. **Starts.** `query_starts` and `key_starts` begin at 0, never fall, and end at the number of
 //!    rows of their tensors. No two neighbours differ by more than `max_query_len` or
