@@ -10,8 +10,8 @@ use mla_runtime::tensor::{ArrayRef, LseRef, TensorMut, TensorRef};
 
 const ROWS_PER_TASK: usize = 64;
 
-/// Returns the factor that a sink leaves for an output. If the output attended to nothing, it stays
-/// 0. If the log-sum-exp is NaN, the result is NaN.
+/// Returns the factor that a sink leaves for an output. An output that attended to nothing stays 0.
+/// If the log-sum-exp is NaN, the result is NaN.
 pub(crate) fn left_by_sink(sink: f32, lse: f32) -> f32 {
     match lse > f32::NEG_INFINITY {
         true => 1.0 / (1.0 + (sink - lse).exp()),

@@ -29,9 +29,9 @@ pub struct DecodeBatch<'a, D: Device> {
     /// The number of tokens of each request in the cache, its query tokens included: `[requests]`.
     /// A request of length 0 attends to nothing.
     pub seq_lens: ArrayRef<'a, D, i32>,
-    /// The start of each request's query tokens, and the end of the last: `[requests + 1]`. Of a
-    /// request with `len` tokens and `n` query tokens, query token `i` sees the rows `0 .. len − n
-    /// + i + 1`.
+    /// The start of each request's query tokens, and the end of the last: `[requests + 1]`. If a
+    /// request has `len` tokens and `n` query tokens, its query token `i` sees the rows
+    /// `0 .. len − n + i + 1`.
     pub query_starts: ArrayRef<'a, D, i32>,
     /// The maximum number of query tokens of one request.
     pub max_query_len: usize,

@@ -502,9 +502,10 @@ pub trait Device: Memory {
     }
 
     /// Merges a partial result into another over the same queries. Let `a` be a value of `lse` and
-    /// `b` one of `other_lse`. Per token and head, `lse = ln(e^a + e^b)` and `out = out·e^(a − lse)
-    /// + other·e^(b − lse)`. A value of +inf counts as −inf. Two empty results give 0 and −inf.
-    /// Outputs are `[T, H, V]` with any strides of tokens and heads.
+    /// `b` the value of `other_lse` for the same token and head. The result is
+    /// `lse = ln(e^a + e^b)` and `out = out·e^(a − lse) + other·e^(b − lse)`. A value of +inf
+    /// counts as −inf. Two empty results give 0 and −inf. Outputs are `[T, H, V]` with any strides
+    /// of tokens and heads.
     ///
     /// # Errors
     ///

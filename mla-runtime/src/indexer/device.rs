@@ -16,8 +16,8 @@ use crate::{Error, Result};
 pub struct IndexKeys<'a, D: Device> {
     /// `[T, 1, D]`: W_k · x, neither normalised nor rotated.
     pub keys: TensorRef<'a, D>,
-    /// The weight and the bias of the keys' LayerNorm, (x − mean) / √(variance + epsilon) · weight
-    /// + bias. Each is `[1, 1, D]` of any dtype.
+    /// The weight and the bias of the keys' LayerNorm, each `[1, 1, D]` of any dtype. The norm is
+    /// (x − mean) / √(variance + epsilon) · weight + bias.
     pub norm: [TensorRef<'a, D>; 2],
     /// The rotation of the first R values, if the model has one.
     pub rotary: Option<Rotary<'a, D>>,

@@ -12,9 +12,9 @@
 //! Here r is a ramp from 0 to 1. Let d(β) = R · ln(original / (2πβ)) / (2 ln θ), the pair that
 //! turns β times within the original context. The ramp rises from ⌊d(`beta_fast`)⌋ to
 //! ⌈d(`beta_slow`)⌉. Pairs that turn fast keep their frequency, and pairs that turn slowly are
-//! interpolated (Peng et al., YaRN, arXiv:2309.00071, section 3.2). Let m(s) = 0.1 · s · ln(factor)
-//! + 1. DeepSeek's models multiply the cosines and sines by m(`mscale`) / m(`mscale_all_dim`), and
-//! the scores by m(`mscale_all_dim`)².
+//! interpolated (Peng et al., YaRN, arXiv:2309.00071, section 3.2). DeepSeek's models also multiply
+//! the cosines and sines by m(`mscale`) / m(`mscale_all_dim`), and the scores by
+//! m(`mscale_all_dim`)², with m(s) = 0.1 · s · ln(factor) + 1.
 
 use std::f64::consts::PI;
 
