@@ -452,7 +452,8 @@ impl<T: Element> Call<'_, T> {
                 }
             }
         }
-        // The longest units come first, so that no thread works alone on one at the end.
+        // The longest units come first. Otherwise a single thread might still work on a long unit
+        // at the end.
         units.sort_unstable_by_key(|unit| {
             (
                 std::cmp::Reverse(unit.keys * unit.rows),

@@ -23,7 +23,7 @@
 //! Work is spread over a thread pool, but no result depends on the number of threads. Each task's
 //! computation, and the order in which parts are added up, depend only on the shapes. Results do
 //! depend on the processor. If it can multiply bf16, attention in bf16 uses its matrix unit or
-//! AVX-512's products of pairs, and the softmax's weights are rounded to bf16 (see
+//! AVX-512's products of pairs. The softmax's weights are then rounded to bf16 (see
 //! [`Cpu::portable`]). Products are added up in another order with AVX-512 than without it.
 //!
 //! Unsafe code is confined to three uses: threads write to disjoint elements, the `gemm` crate is

@@ -225,8 +225,8 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    // Lists the blocks of all requests and heads. The longest come first, so that no thread works
-    // alone on one at the end.
+    // Lists the blocks of all requests and heads, the longest first. Otherwise a single thread
+    // might still work on a long block at the end.
     fn schedule(&self, heads: usize, units: &mut Vec<Unit>) {
         units.clear();
         for (request, pair) in self.query_starts.windows(2).enumerate() {

@@ -68,9 +68,9 @@ fn backends_in_many_random_batches() {
     backends(MANY);
 }
 
-/// The numbers of new tokens and of all tokens of each request. They include single tokens around
-/// the lengths of splits, drafts, prompts around the sizes at which products are divided, and
-/// contexts around the number of rows in the workspace.
+/// The numbers of new tokens and of all tokens of each request. There are single tokens around the
+/// lengths of splits, and drafts. The lengths of prompts are around the sizes at which products are
+/// divided. Contexts are around the number of rows in the workspace.
 const REQUESTS: [[usize; 2]; 14] = [
     [1, 1],
     [1, 700],

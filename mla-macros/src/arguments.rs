@@ -380,8 +380,8 @@ fn hint(tokens: &[TokenTree], key: Key) -> String {
 const NOT_EVALUATED: &str =
     "constants and expressions are not evaluated here: write the value itself";
 
-// The texts that the tokens may mean: the text in quotes, the text without brackets around it, and
-// the text without quotes within it or without a literal's prefix and suffix.
+// The texts that the tokens may mean. Quotes are removed, and also brackets around the text or a
+// literal's prefix and suffix.
 fn unquoted(tokens: &[TokenTree]) -> Vec<String> {
     let plain = |tokens: &[TokenTree]| text_of(tokens).replace('"', "");
     let mut texts = vec![plain(tokens)];

@@ -1,6 +1,6 @@
 //! Lists in host memory with a length that the caller chose. A failed allocation is an error.
 //!
-//! `Vec::with_capacity` and `vec!` abort the program instead. A backend calls these functions for a
+//! `Vec::with_capacity` and `vec!` end the program instead. A backend calls these functions for a
 //! list whose length depends on [`StepLimits`](crate::backend::StepLimits):
 //!
 //! ```

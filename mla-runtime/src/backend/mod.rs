@@ -51,8 +51,8 @@
 //! to all kernels that `prepare`, [`decode`](DecodeBackend::decode) and
 //! [`prefill`](PrefillBackend::prefill) enqueue:
 //!
-//! 1. **Before the first access**: a thread that reads or writes memory that others access first
-//!    executes `griddepcontrol.wait`, or is ordered after a thread that has executed it. Such
+//! 1. **Before the first access**: before a thread reads or writes memory that others access, it
+//!    executes `griddepcontrol.wait`, or it is ordered after a thread that has executed it. Such
 //!    memory is the call's tensors and arrays, outputs included, the state, and the metadata.
 //!    Shared memory, barriers, parameters and constants may be accessed earlier.
 //! 2. **After the last write**: no kernel ends before its wait is over, not even a kernel that has

@@ -18,8 +18,8 @@ pub(crate) enum Absorbing {
     /// No other work.
     Alone,
     /// No other work. The product is enqueued directly after the selection of a sparse layer. That
-    /// selection begins only when two things are done: the work that made the call's queries, and
-    /// the attention of the previous layer, which read the absorbed queries. The selection accesses
+    /// selection waits for the work that made the call's queries. It also waits for the attention
+    /// of the previous layer, which reads the absorbed queries. The selection itself accesses
     /// neither of these tensors ([`Device::gemm_ready`]).
     Ready,
 }

@@ -22,11 +22,11 @@
 //! ```
 //!
 //! In some steps the expanded path gathers both context and new tokens from the cache. One causal
-//! attention then replaces two attentions and a merge. For this the workspace must have room for
-//! all of these rows at the same time, and the cache must hold rows in the format of the queries.
-//! For a problem with [`BatchInvariant`](crate::spec::Feature::BatchInvariant) this never happens,
-//! because the room depends on all requests. Each request's context is then cut as if the request
-//! were alone.
+//! attention then replaces two attentions and a merge. This has two conditions: the workspace has
+//! room for all of these rows at the same time, and the cache holds rows in the format of the
+//! queries. For a problem with [`BatchInvariant`](crate::spec::Feature::BatchInvariant) it never
+//! happens, because the room depends on all requests. In such a problem each request's context is
+//! cut as if the request were alone.
 //!
 //! The expanded path reads a new token's own rows from the tensors of the call. The absorbed path
 //! reads them from the cache, and so quantised if the cache is quantised.

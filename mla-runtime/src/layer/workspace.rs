@@ -87,8 +87,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
     ///
     /// If the layer is on another device or for another problem; the step that was prepared last
     /// then stays valid. Also if the step was planned for other layers or exceeds the limits, or if
-    /// the device or a backend fails; then no layer runs until a step has been prepared without an
-    /// error.
+    /// the device or a backend fails. After these errors no layer runs until a step has been
+    /// prepared without an error.
     pub fn prepare(&mut self, layer: &MlaLayer<P, D>, plan: &StepPlan) -> Result<()> {
         self.check(layer)?;
         self.step_number += 1;

@@ -126,8 +126,8 @@ const READ: &[&str] = &[
     "yarn",
 ];
 
-/// Keys whose names suggest attention, but that change none of the numbers here: biases of
-/// projections, dropout, factors of experts and embeddings, and keys that only drafts use.
+/// Keys whose names suggest attention, but that change none of the numbers here. They concern
+/// biases of projections, dropout, factors of experts and embeddings, and drafts.
 const HARMLESS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",

@@ -25,8 +25,8 @@
 //! # On a processor
 //!
 //! Multiply-adds do not all take the same time. A [processor](Machine::processor) has three
-//! measured times per multiply-add: for products with the weights, for pairs of tokens in the
-//! absorbed form, and for pairs in the expanded form. The model also counts the new tokens: they
+//! measured times per multiply-add. One is for products with the weights. The others are for pairs
+//! of tokens, in the absorbed and in the expanded form. The model also counts the new tokens: they
 //! are expanded, too, and they attend to each other.
 //!
 //! # On a GPU
@@ -39,9 +39,9 @@
 //! | attention to the cache | expansion of context and new tokens from their pages |
 //! | outputs times `W_UV` | causal attention to them |
 //!
-//! (The table holds for the expanded form of a layer whose workspace has room for all of these
-//! rows, and whose cache holds them in the queries' format. Other layers have more launches. If
-//! keys are packed, the layer first gathers the rows.)
+//! (The table's expanded form requires that the workspace has room for all of these rows, and that
+//! the cache holds them in the queries' format. Other layers have more launches. If keys are
+//! packed, the layer first gathers the rows.)
 //!
 //! The time of a step is the time of its launch, plus the time of its arithmetic or of its bytes,
 //! whichever is longer. The model counts the arithmetic of whole tiles on whole multiprocessors,
@@ -246,17 +246,17 @@ impl Attention {
         (kv_b(self.dims) + packed).saturating_mul(self.element_bytes as u64)
     }
 
-    /// The multiply-adds of the absorbed form: those of products with the weights (L·d per head and
-    /// new token), and those of pairs of a new token and a token that it attends to (2L + R per
-    /// pair).
+    /// The multiply-adds of the absorbed form. First those of products with the weights: L·d per
+    /// head and new token. Then those of pairs of a new token and a token that it attends to: 2L +
+    /// R per pair.
     fn absorbed_work(&self, query_len: u32) -> [f64; 2] {
         let n = self.numbers(query_len);
         let products = n.heads * n.queries * n.latent * (n.nope + n.v);
         [products, n.heads * n.pairs() * (2.0 * n.latent + n.rope)]
     }
 
-    /// The multiply-adds of the expanded form: those of products with the weights (L·d per head and
-    /// row, cached or new), and those of pairs (d + R per pair).
+    /// The multiply-adds of the expanded form. First those of products with the weights: L·d per
+    /// head and row, cached or new. Then those of pairs: d + R per pair.
     fn expanded_work(&self, query_len: u32) -> [f64; 2] {
         let n = self.numbers(query_len);
         let width = n.nope + n.v;

@@ -9,7 +9,7 @@
 //!
 //! | region | shape | contents | present if |
 //! |---|---|---|---|
-//! | `kv_cache` | `[layers, pages, page, row bytes]` | the cache rows; latents alone in a split cache | |
+//! | `kv_cache` | `[layers, pages, page, row bytes]` | the cache rows; only latents in a split cache | |
 //! | `rope_cache` | `[layers, pages, page, rope bytes]` | rotary keys | a split cache |
 //! | `index_cache` | `[index layers, pages, page, D+4]`, less with pools | index keys | an indexer |
 //! | `absorbed_queries` | `[T_a, H, L+R]` | `q_nope · W_UK`, followed by the rotary part | |

@@ -3,9 +3,9 @@
 use super::parallel::ContextParallel;
 use crate::{Error, Result};
 
-/// The maximum of the customary row budget. A larger workspace no longer pays: with 64 Ki rows the
-/// expanded keys and values of DeepSeek-V3 (128 heads, bf16) take about 5 GiB, and a chunk is long
-/// enough for attention and expansion to run at full speed.
+/// The maximum of the customary row budget. A larger workspace no longer pays. With 64 Ki rows a
+/// chunk is long enough for attention and expansion to run at full speed. The expanded keys and
+/// values of DeepSeek-V3 (128 heads, bf16) then take about 5 GiB.
 pub const MAX_ROWS: u64 = 65536;
 
 /// The customary row budget W: min(max(8·`max_len`, 4·`max_requests`·`page`), 65536), rounded up

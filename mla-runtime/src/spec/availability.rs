@@ -256,7 +256,7 @@ impl Remedy {
 
 text::display!(Cause, Remedy);
 
-/// The availability for `target`. A cause that lies in this machine counts only if `target` is
+/// The availability for `target`. A cause that depends on this machine counts only if `target` is
 /// present here. Usable in constants.
 pub(crate) const fn on(here: Result<(), Cause>, target: Target) -> Result<(), Cause> {
     match here {

@@ -83,9 +83,9 @@ pub struct BackendSpec {
 }
 
 impl BackendSpec {
-    /// The minimal spec. Every other field gets the value of most backends of the phase: prefill
-    /// runs ragged and returns a natural log-sum-exp; decode takes one token per request and any
-    /// page size. A decode spec must still name its cache formats. Queries are split, and keys are
+    /// The minimal spec. Every other field gets the value of most backends of the phase. Prefill
+    /// runs ragged and returns a natural log-sum-exp. Decode takes one token per request and any
+    /// page size; its spec must still name the cache formats. Queries are split, and keys are
     /// packed. The provider is `unknown`.
     pub const fn new(name: &'static str, phase: Phase, platform: Platform) -> Self {
         Self {

@@ -99,7 +99,7 @@ impl FromStr for Capability {
 pub enum CapabilityMatch {
     /// `any`: every capability, even an unknown one.
     Any,
-    /// `90`: this one alone.
+    /// `90`: only this capability.
     Exact(Capability),
     /// `10x`: every capability of this generation.
     Family(u8),

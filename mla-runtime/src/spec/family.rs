@@ -103,8 +103,8 @@ pub(crate) const fn write_targets(families: &[CompiledFamily], text: &mut Text<'
 }
 
 /// Writes the feature or setting that adds a family which this build left out. Returns false if no
-/// family was left out. If several were, it names the last of the list. That one runs on the
-/// largest number of GPUs, because a backend lists the families it prefers first.
+/// family was left out. If several were, it names the last of the list: a backend prefers the first
+/// families, but the last one runs on the largest number of GPUs.
 pub(crate) const fn write_remedy(families: &[CompiledFamily], text: &mut Text<'_>) -> bool {
     let mut i = families.len();
     while i > 0 {

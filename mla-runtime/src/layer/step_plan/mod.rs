@@ -102,9 +102,9 @@ pub struct StepPlan {
 }
 
 impl StepPlan {
-    /// Plans as [`Self::new`] does, but without a workspace: for layers of this problem, steps
-    /// within these limits, and at most `threshold` new tokens of a request on the absorbed path. A
-    /// larger threshold counts as [`decode_query_len`](StepLimits::decode_query_len).
+    /// Plans as [`Self::new`] does, but without a workspace. The plan is for layers of this problem
+    /// and steps within these limits. Requests of at most `threshold` new tokens take the absorbed
+    /// path. A larger threshold counts as [`decode_query_len`](StepLimits::decode_query_len).
     ///
     /// # Errors
     ///
