@@ -219,8 +219,8 @@ impl<'a> Best<'a> {
 }
 
 impl Registry {
-    /// Chooses backends to run, and logs them as a `tracing` event. Nothing that runs per step
-    /// logs. The only other event of this project reports that a GPU resource could not be
+    /// Chooses backends to run, and logs them as a `tracing` event. Code that runs per step does
+    /// not log. The only other event of this project reports that a GPU resource could not be
     /// released.
     ///
     /// # Errors
