@@ -18,10 +18,10 @@
 
 namespace mla::sm90::decode {
 
-// The warp of the scores that brings queries into L2, while there is nothing else to do. With 16
-// rows and fewer it has none itself.
+// The warp of the scores that prefetches queries into L2, while it has nothing else to do. With 16
+// rows or fewer, it has no rows of its own.
 constexpr int kFetchingWarp = 5;
-// The length that every request has in the batch that is planned to warm up: several KV tiles, so
+// The length of all requests in the batch that is planned to warm up. It is several KV tiles, so
 // that query tiles have splits.
 constexpr int kWarmUpLength = 4096;
 
@@ -55,7 +55,7 @@ __global__ __launch_bounds__(C::kThreads,
     } else if (warp == 1) {
         cache_producer.prefetch_descriptors(maps, lane);
         query_producer.prefetch_descriptors(maps, lane);
-        // To warm up these are read, though no lengths are.
+        // The warm-up reads cu_q_lens, though it reads no lengths.
         if (p.cu_q_lens) ptx::griddepcontrol_wait();
         if (lane == 0) s.warm_up_length = kWarmUpLength;
         __syncwarp();
