@@ -9,7 +9,7 @@ namespace mla::sm80::decode {
 
 // Shape of a batch, as far as the host knows it.
 struct Shape {
-    // Query rows of the longest request.
+    // Number of query rows of the longest request.
     int rows;
     int rope_dim;
     // Number of requests, and maximum number of cached tokens of one.
@@ -54,7 +54,7 @@ MlaStatus launch_variant(const Limits& l, const Shape& s, KernelParams& p, cudaS
     // warps have roles, since their pipeline has to fill and to drain.
     p.tile_cost = C::kRoles ? 4 : 2;
     p.min_share = 128 / C::kTokens;
-    // A request in one split has no partial result: that is worth more than a tile's cost.
+    // A request in one split has no partial result. That is worth more than a tile's cost.
     p.even_gain = p.tile_cost * 3 / 2;
     cudaLaunchConfig_t config = {};
     config.gridDim = {unsigned(f.ctas), 1, 1};
@@ -110,8 +110,8 @@ constexpr int max_short_tokens(CacheFormat format, int rows) {
     return 0;
 }
 
-// True if a batch is that short, by the maximum length of its requests, and no CTA has two of its
-// tiles.
+// True if a batch is that short, by the maximum length of its requests, and no CTA would have two
+// of its tiles.
 inline bool is_short(const Limits& l, const Shape& s, CacheFormat format, const Variant& of_16) {
     Fit f;
     if (of_16.fit(l, s, f).code != MLA_OK) return false;

@@ -1,4 +1,5 @@
-// A score warp: 16 query rows by all columns. It makes P of each KV tile, and the rows' statistics.
+// A score warp. It has 16 query rows by all columns. It makes P of each KV tile, and the rows'
+// statistics.
 #pragma once
 
 #include "../softmax.cuh"
@@ -12,7 +13,7 @@ class ScoreWarp {
     using Barrier = RoleBarrier<C>;
     // Units of 16 tokens in a KV tile.
     static constexpr int kUnits = C::kTokens / 16;
-    // Two sums where one would make a chain of few, long steps.
+    // There are two sums if a single one would make a chain of few, long steps.
     static constexpr int kSums = kUnits == 1 ? 2 : 1;
     static constexpr int kRing = C::kAhead + 1;
 
@@ -61,8 +62,8 @@ class ScoreWarp {
             ->params;
     }
 
-    // Addresses of the latent and rotary values of a query row: those of the item's first row if
-    // there is no such row.
+    // Addresses of the latent and rotary values of a query row. If there is no such row, they are
+    // those of the item's first row.
     struct QueryRow {
         const char *latent, *rope;
         bool exists;
@@ -81,7 +82,7 @@ class ScoreWarp {
         return {reinterpret_cast<const char*>(latent), reinterpret_cast<const char*>(rope), exists};
     }
 
-    // Into L2, all at once, while the item before is computed.
+    // Prefetches queries into L2, all at once, while the previous item is computed.
     __device__ static __noinline__ void prefetch_queries(const KernelParams& p,
                                                          const WorkItem& item, int warp) {
         // Lines of 64 values in a row: the rotary ones are last.
@@ -97,12 +98,12 @@ class ScoreWarp {
     // Queries arrive two steps at a time: 16 rows of four 16-byte chunks, exchanged so that eight
     // rows' chunks lie in different banks.
     static constexpr int kPairBytes = 2 * 16 * 32;
-    // Held steps arrive in the room of the others.
+    // Held steps arrive in the place of the other steps.
     static constexpr int kOtherSteps = C::kQuerySteps - C::kHeldSteps;
     static_assert(C::kHeldSteps % 2 == 0 && kOtherSteps % 2 == 0 && C::kHeldSteps <= kOtherSteps);
     __device__ static int exchanged(int row, int chunk) { return chunk ^ (row >> 1 & 3); }
 
-    // Begins to copy steps `begin` to `end` - 1 of the warp's rows: four lanes a row.
+    // Begins to copy steps `begin` to `end` - 1 of the warp's rows. Four lanes copy a row.
     template <int begin, int end>
     __device__ static __noinline__ void copy_queries(const WorkItem& item, int warp, uint32_t to) {
         const KernelParams& p = params();
@@ -130,10 +131,10 @@ class ScoreWarp {
                              row.exists && column < rope_dim);
         if constexpr (step + 2 < end) copy_steps<step + 2, begin, end>(row, byte, rope_dim, to);
     }
-    // Puts each lane's operands of steps that have arrived together, in the place of the rows that
-    // they are of.
+    // Rearranges steps that have arrived: puts the operands of each lane together, in the place of
+    // the rows that they come from.
     __device__ static void arrange(uint32_t from, int steps) {
-        // Found anew each time: registers are few.
+        // These are computed anew each time, because registers are few.
         const int lane = ThreadPosition::hide(threadIdx.x) & 31, row = lane & 15;
         const uint32_t at = from + row * 64 + exchanged(row, lane >> 4) * 16;
 #pragma unroll 1
@@ -155,9 +156,10 @@ class ScoreWarp {
         __syncwarp();
     }
 
-    // Loads an item's queries. For the CTA's first item, the steps to be held in registers arrive
-    // in the last KV stage, which stays unused until score warps have made P: all steps are in
-    // flight at once. For later items they arrive in the place of the other steps, before these.
+    // Loads an item's queries. For the CTA's first item, the steps that registers will hold arrive
+    // in the last KV stage, which stays unused until score warps have made P. All steps are thus in
+    // flight at once. For later items, the held steps arrive in the place of the other steps,
+    // before these.
     __device__ void load_queries(const WorkItem& item) {
         const bool first = count_ == 0;
         const uint32_t own =

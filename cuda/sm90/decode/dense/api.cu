@@ -127,10 +127,11 @@ constexpr bool reads_again(int tiles_of_request, int groups_of_tile) {
 }
 static_assert(reads_again(2, 66 / 128) && !reads_again(2, 66 / 48) && !reads_again(1, 66 / 128));
 
-// Maximum number of KV tiles of a batch whose cache is read as evict-first. It is 9/2 of L2: 270 MiB
-// on an H200 and 225 MiB on an H100. On both, a batch of 216 MiB gains and one of 288 MiB loses. It
-// is 0 if KV tiles are read again, since evict-first lines are gone by then. It is also 0 if queries
-// and output take more bytes than the KV cache, since they push out the lines of L2 anyway.
+// Maximum number of KV tiles of a batch whose cache is read as evict-first. It is 9/2 of L2: 270
+// MiB on an H200 and 225 MiB on an H100. On both, a batch of 216 MiB gains and one of 288 MiB
+// loses. It is 0 if KV tiles are read again, since evict-first lines are gone by then. It is also 0
+// if queries and output take more bytes than the KV cache, since they push out the lines of L2
+// anyway.
 int evict_first_kv_tiles(const MlaDecodeParams& p, const Estimate& estimate,
                          const DeviceFacts& facts) {
     if (reads_again(estimate.tiles_of_request, estimate.groups_of_tile)) return 0;
