@@ -1,4 +1,5 @@
-// The C interface of cache writes and gathers: checks every argument, chooses the kernel, launches.
+// The C interface of cache writes and gathers. It checks every argument, and launches the right
+// kernel.
 
 #include <algorithm>
 #include <cmath>
@@ -128,8 +129,8 @@ bool is_r1(int64_t latent_dim, int64_t rope_dim) {
     return latent_dim == kR1Latent && rope_dim == kR1Rope;
 }
 
-// Shared memory of a gather's CTA: the amount that every kernel may have without an attribute, less
-// its own variables.
+// Bytes of the shared memory of a gather's CTA. Every kernel may have this amount without an
+// attribute; the kernel's own variables are subtracted.
 constexpr int64_t kStagedBytes = 47 * 1024;
 
 // In double precision the remainder is exact to 2^-29 of its last place in f32.
@@ -283,7 +284,8 @@ extern "C" MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* 
     const RowShape row = row_shape(p);
     const int64_t row_bytes = row.bytes, latent_bytes = row.rope_offset;
     const bool split = is_split(p);
-    // Bulk copies need whole rows in units of 16 bytes, and each part of them where they are two.
+    // Bulk copies need rows of whole units of 16 bytes. If a row has two parts, each part has to be
+    // whole.
     const bool wide =
         is_wide_cache(p) &&
         is_wide(p.cache, 1, {row_bytes, p.cache_page_stride, p.cache_slot_stride}) &&

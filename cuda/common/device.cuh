@@ -53,7 +53,7 @@ inline MlaStatus sm90_facts(DeviceFacts& facts) {
     return ok();
 }
 
-// The same for a launch that caches something for each device.
+// Finds the same facts for a launch that caches something for each device.
 inline MlaStatus remembered_sm90_facts(DeviceFacts& facts) {
     const MlaStatus s = sm90_facts(facts);
     if (s.code != MLA_OK) return s;

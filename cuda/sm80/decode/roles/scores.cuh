@@ -195,8 +195,8 @@ class ScoreWarp {
         uint32_t keys[kRing][kUnits][4], queries[kRing][4];
     };
 
-    // The operands of the i-th step. `keys` is where this lane's row of the tile's first 16 tokens
-    // begins.
+    // Loads the operands of the i-th step. `keys` is the address of this lane's row among the
+    // tile's first 16 tokens.
     template <int i>
     __device__ void load_step(OperandRing& ring, uint32_t keys) const {
         constexpr int step = step_of(i);
@@ -208,7 +208,7 @@ class ScoreWarp {
 #pragma unroll
         for (int unit = 0; unit < kUnits; ++unit) {
             uint32_t from = keys + unit * 16 * p_.pitch + step * 32;
-            // Every lane's row is the same 16 zeros.
+            // All lanes then read the same 16 bytes of zeros.
             if constexpr (step >= C::kLatentSteps)
                 if ((step - C::kLatentSteps) * 16 >= p_.rope_dim)
                     from = ptx::shared_address(statistics().zeros);
@@ -271,7 +271,7 @@ class ScoreWarp {
                                masked ? valid() : ~0u};
             maxima[half] = mask_scores(x, half * 2, masked, mask, first) * p_.scale_log2;
         }
-        // Nearly always no row's maximum is raised, and lanes need not know each other's.
+        // Nearly always, no row's maximum is raised. Lanes then need not know each other's maxima.
         float factors[2] = {1.f, 1.f};
         const bool raise = __any_sync(~0u, maxima[0] > rows_[0].maximum + kLazyMaximum ||
                                                maxima[1] > rows_[1].maximum + kLazyMaximum);
@@ -287,7 +287,7 @@ class ScoreWarp {
                 for (int i = 0; i < 2; ++i)
                     x[block][half * 2 + i] =
                         rows_[half].probability(x[block][half * 2 + i], p_.scale_log2);
-        // Until then the output of the item before this one occupies P's place.
+        // Until this barrier, the output of the previous item occupies P's place.
         if (tile == item.tile_begin && count_ > 0) Barrier::sync();
         put(x, factors, raise);
     }
@@ -299,7 +299,8 @@ class ScoreWarp {
         return min(item.before + row / p_.heads + 1, item.kv_len);
     }
 
-    // One bit per token of the tile: set if it exists. Output warps have it from the slot list.
+    // One bit per token of the tile, set if the token exists. Output warps have found this in the
+    // slot list.
     __device__ uint32_t valid() const {
         const auto* warps =
             reinterpret_cast<const typename C::WarpShared*>(shared_ + C::kWarpOffset);
@@ -342,7 +343,7 @@ class ScoreWarp {
     int warp_;
     // Number of the current tile among the tiles of all items, and its stage.
     int count_ = 0, stage_ = 0;
-    // Tokens that all rows of the item attend to.
+    // Number of tokens that all rows of the item attend to.
     int unmasked_;
     RowState rows_[2];
     uint32_t held_[C::kHeldSteps > 0 ? C::kHeldSteps : 1][4];
