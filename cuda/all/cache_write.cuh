@@ -156,8 +156,8 @@ __global__ void __launch_bounds__(kWriteThreads, (write_blocks<Source, Format>(W
 struct WriteLaunch {
     WritePlan plan;
     int64_t blocks;
-    // True if everything can be accessed 16 bytes at a time, if something is rotated, and if the
-    // widths are kR1Latent and kR1Rope.
+    // `wide`: everything can be accessed 16 bytes at a time. `rotated`: something is rotated. `r1`:
+    // the widths are kR1Latent and kR1Rope.
     bool wide, rotated, r1;
 };
 

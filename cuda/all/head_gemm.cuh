@@ -100,8 +100,8 @@ __device__ __forceinline__ void copy_weights(uint32_t to, const uint4* from) {
         ptx::cp_async_16(to, from, true);
 }
 
-// Offset in shared memory of a unit of 16 bytes, in rows of `Units` units. Units are permuted by
-// their row's number, so that loads of fragments, which take one unit from each of eight rows, find
+// Offset in shared memory of a unit of 16 bytes, in rows of `Units` units. Loads of fragments take
+// one unit from each of eight rows. Units are permuted by their row's number, so these loads find
 // them in different banks.
 template <uint32_t Units>
 __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t unit) {

@@ -56,7 +56,7 @@ struct Unit<4> {
     using type = uint32_t;
 };
 
-// `count`: number of elements left in the row.
+// Loads a group. `count` is the number of elements left in the row.
 template <bool Wide, typename T, int N = kOctet>
 __device__ __forceinline__ Group<T, N> load(const T* from, int count) {
     Group<T, N> to;

@@ -12,7 +12,8 @@ inline int64_t latent_bytes(int32_t format, int64_t latent_dim) {
     return row_shape(format, latent_dim, 0).rope_offset;
 }
 
-// Parameters with the place of rotary keys filled in. If it was null, the cache is one of one row.
+// Fills in where rotary keys lie if the parameters have null there, which stands for a cache of one
+// row.
 template <typename Params>
 Params with_rope(Params p, int64_t latent_bytes) {
     if (p.cache_rope) return p;
@@ -23,7 +24,7 @@ Params with_rope(Params p, int64_t latent_bytes) {
     return p;
 }
 
-// The same for parameters that name the format and the width of a latent themselves.
+// Does the same for parameters that name the format and the width of a latent themselves.
 template <typename Params>
 Params with_rope(const Params& p) {
     return with_rope(p, latent_bytes(p.cache_format, p.latent_dim));

@@ -6,7 +6,7 @@
 namespace mla {
 
 // Pipeline state in a ring of `stages` stages. `phase` is the parity that a consumer waits for at
-// this stage; a producer that waits until the stage is released waits for the other parity.
+// this stage. A producer waits for the other parity until the stage is released.
 template <int stages>
 struct PipelineState {
     int stage = 0;

@@ -75,7 +75,7 @@ __device__ __forceinline__ void cp_async_bulk(uint32_t destination, const void* 
         : "memory");
 }
 
-// The same with a policy.
+// Does the same with an L2 policy.
 __device__ __forceinline__ void cp_async_bulk(uint32_t destination, const void* source,
                                               uint32_t bytes, uint32_t bar, CachePolicy policy) {
     asm volatile(
@@ -113,7 +113,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uin
                  : "memory");
 }
 
-// The same in a tensor of four dimensions.
+// Does the same in a tensor of four dimensions.
 __device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uint32_t destination,
                                                      uint32_t bar, CachePolicy policy, int x, int y,
                                                      int z, int w) {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uin
                  : "memory");
 }
 
-// The same in a tensor of five dimensions.
+// Does the same in a tensor of five dimensions.
 __device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uint32_t destination,
                                                      uint32_t bar, CachePolicy policy, int x, int y,
                                                      int z, int w, int v) {
@@ -156,7 +156,7 @@ __device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const CUtensorMap*
         : "memory");
 }
 
-// The same in a tensor of four dimensions.
+// Does the same in a tensor of four dimensions.
 __device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const CUtensorMap* map,
                                                               CachePolicy policy, int x, int y,
                                                               int z, int w) {
@@ -167,7 +167,7 @@ __device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const CUtensorMap*
         : "memory");
 }
 
-// The same in a tensor of five dimensions.
+// Does the same in a tensor of five dimensions.
 __device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const CUtensorMap* map,
                                                               CachePolicy policy, int x, int y,
                                                               int z, int w, int v) {
@@ -335,7 +335,7 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t a, uint32
         : "memory");
 }
 
-// The same with rows and columns exchanged: row j of a matrix in memory is its column j.
+// Stores them with rows and columns exchanged: row j of a matrix in memory is its column j.
 __device__ __forceinline__ void stmatrix_x4_trans(uint32_t address, uint32_t a, uint32_t b,
                                                   uint32_t c, uint32_t d) {
     asm volatile(

@@ -79,8 +79,8 @@ enum class Major { K = 0, M = 1 };
 #define MLA_SUMS_64(d, i) MLA_SUMS_32(d, i), MLA_SUMS_32(d, i + 32)
 #define MLA_SUMS_128(d, i) MLA_SUMS_64(d, i), MLA_SUMS_64(d, i + 64)
 
-// The instruction's text: K, the type of both operands, N, the number of accumulators, and the
-// names of its other operands, which are numbered on from the accumulators'. `majors` gives the
+// The instruction's text. It takes K, the type of both operands, N, the number of accumulators, and
+// the names of the other operands. These are numbered on from the accumulators. `majors` gives the
 // major dimension of the operands in shared memory, for types that allow a choice.
 #define MLA_WGMMA_TEXT(k, type, n, count, a, b, accumulate, majors)                            \
     "{\n"                                                                                      \

@@ -60,7 +60,7 @@ struct Config {
     // Minimum number of KV tiles that a CTA holds: those that are computed, and one in flight.
     static constexpr int kMinCtaStages = kOneStage ? 2 : 3;
     static constexpr int kMaxCtaStages = kMaxStages;
-    // Latent columns of a warp, and their GEMMs' steps of 16.
+    // Number of latent columns of a warp, and number of steps of 16 that its GEMMs take over them.
     static constexpr int kColumns = Latent / kColumnGroups;
     static constexpr int kSteps = kColumns / 16;
     static constexpr bool kBytes = Format != CacheFormat::plain;
@@ -107,8 +107,8 @@ struct Config {
     // Bytes of shared memory that the scores take.
     static constexpr int kScoreBytes =
         kShared ? RowGroups * 16 * kBlocks * 32 * 8 : 2 * kColumnGroups * kBlocks * 32 * 16;
-    // After a CTA's last item, this number of bytes from the scores on is free for combining a
-    // slice of the output.
+    // After a CTA's last item, a slice of the output is combined in the memory of the scores, which
+    // is free then. This is its number of bytes.
     static constexpr int kSliceBytes = kScoreBytes;
     // Rows of P, whose chunks of 16 bytes are exchanged so that eight rows lie in different banks.
     static constexpr int kProbabilityPitch = Tokens * 2;

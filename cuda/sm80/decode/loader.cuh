@@ -59,8 +59,8 @@ struct RowCopy {
 
     uint32_t to = 0;
     const char* from = nullptr;
-    // Three flags in one register: true if there is anything to copy, if the row exists, and if
-    // this lane copies a part of the last chunk, which not every lane has.
+    // Three flags in one register: there is something to copy; the row exists; this lane copies a
+    // part of the last chunk, which not every lane does.
     static constexpr int kAny = 1, kExists = 2, kRope = 4;
     int flags = 0;
 

@@ -70,9 +70,9 @@ struct KernelParams {
     int tile_cost, min_share;
     // Cost by which ranges may be longer in order to be even (scheduler.cuh).
     int even_gain;
-    // Cycles that a CTA waits for the other splits of a tile of rows. 0 stands for kDefaultPatience
-    // plus kTilePatience for each KV tile of a CTA's share, since another CTA may have that much
-    // more to do.
+    // Number of cycles that a CTA waits for the other splits of a tile of rows. 0 stands for
+    // kDefaultPatience plus kTilePatience for each KV tile of a CTA's share. Another CTA may have
+    // that much more to do.
     int64_t patience;
     // softmax_scale * log2(e), times the cache's scale
     float scale_log2;

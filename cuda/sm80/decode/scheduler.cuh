@@ -23,7 +23,7 @@ namespace mla::sm80::decode {
 // Some KV tiles of one tile of rows.
 struct WorkItem {
     int request;
-    // The request's first query token, its number of query tokens, and its cached tokens.
+    // The request's first query token, its number of query tokens, and its number of cached tokens.
     int q_begin, q_len, kv_len;
     // Number of cached tokens before the query tokens, and number of those that all rows attend to.
     int before, unmasked;

@@ -28,8 +28,8 @@ class Output {
     using Layout = SplitLayout<C>;
 
   public:
-    // `first_row`: the CTA's first row within the request, whose rows begin at `query_begin`.
-    // `rows`: number of the request's rows from the CTA's first one on.
+    // `first_row` is the CTA's first row within the request, and the request's rows begin at
+    // `query_begin`. `rows` is the number of the request's rows from the CTA's first one on.
     __device__ Output(const KernelParams& p, int query_begin, int rows, int first_row, int head)
         : p_(p), first_token_(query_begin + first_row), rows_(rows), head_(head) {}
 

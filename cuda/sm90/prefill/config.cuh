@@ -60,7 +60,7 @@ constexpr int kMaxSplits = 128;
 // A chunk: keys of a KV tile that a warp masks or leaves out together. A thread holds scores of
 // them octet by octet.
 constexpr int kChunkOctets = 4, kChunkKeys = 8 * kChunkOctets;
-// `splits_keys`: true if the keys of a query tile may be divided into splits. A kernel that never
+// `splits_keys` is true if the keys of a query tile may be divided into splits. A kernel that never
 // does so is shorter, and its consumers have registers to spare.
 template <typename Element_, int nope_, int rope_, int value_, int keys_, bool splits_keys = true>
 struct Config {
@@ -123,7 +123,7 @@ struct alignas(16) WorkTile {
         return work;
     }
 
-    // The same KV tiles, but no output row is stored.
+    // Returns the same work, but without output rows to store.
     __device__ WorkTile without_rows() const {
         WorkTile work = *this;
         work.slots = pack(-1, -1);

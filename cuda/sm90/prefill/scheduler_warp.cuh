@@ -143,8 +143,8 @@ struct SchedulerWarp {
         if (lane == 0) shared.first = expected;
     }
 
-    // True if that assumption holds. If not, the tile that is being loaded is computed, but not
-    // stored.
+    // True if the host's numbers are right. If not, the tile that is being loaded is computed, but
+    // not stored.
     __device__ bool confirmed(int2 starts) {
         const Lengths lengths(p);
         // Keeps the compiler from comparing earlier, which would wait for the loads.

@@ -24,7 +24,7 @@ int write(MlaPrefillWorkItem* items, int room, const Find& find) {
     return count;
 }
 
-// `keys`: number of keys of a KV tile.
+// Writes the items of query tiles with splits. `keys` is the number of keys of a KV tile.
 template <int keys>
 int write_split(const MlaPrefillParams& p, KernelParams& k, int ctas, MlaPrefillWorkItem* items,
                 int room) {

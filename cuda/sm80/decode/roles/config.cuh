@@ -17,8 +17,8 @@ struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
     static constexpr int kScoreWarps = Base::kRows / 16;
     static constexpr int kCtaThreads = Base::kThreads + 32 * kScoreWarps;
 
-    // Number of stages: one for the tile that output warps read, one for the tile that scores are
-    // made of, and others for the tiles in flight.
+    // Minimum and maximum number of stages. One is for the tile that output warps read, one for the
+    // tile that scores are made of, and the others are for tiles in flight.
     static constexpr int kMinCtaStages = 3;
     static constexpr int kMaxCtaStages = 4;
 
@@ -38,8 +38,8 @@ struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
     };
     // P and the values derived from it are double-buffered.
     struct alignas(16) Statistics {
-        // Factors by which the rows' output has to be multiplied. any_rescale is not 0 if any of 16
-        // rows has to be.
+        // Factors by which the rows' output has to be multiplied. `any_rescale` is not 0 if one of
+        // a warp's 16 rows has a factor other than 1.
         float rescale[2][Base::kRows];
         int any_rescale[2][kScoreWarps];
         // Zeros, which stand for the keys of columns that cached rows do not have.

@@ -73,9 +73,9 @@ __global__ __launch_bounds__(C::kThreads,
     if (warpgroup == 0) {
         if constexpr (uneven) ptx::setmaxnreg_dec<C::kLoadRegisters>();
         if (warp == 2) prologue.finish_lengths();
-        // Warps 0 and 2 plan the work, each for itself, so that the first copies need not wait for
-        // the queue. Warp 1 would only wait for work items, so it plans a made-up batch beforehand,
-        // while the lengths are in flight: code is slow when it runs for the first time. All three
+        // Warps 0 and 2 plan the work, each for itself. The first copies then need not wait for the
+        // queue. Warp 1 would only wait for work items. While the lengths are in flight, it plans a
+        // made-up batch instead, because code is slow when it runs for the first time. All three
         // run the same code, since `plan` and `next` are inlined once.
         if (warp != 3) {
             if (!warms_up) s.lengths_full.wait(0);

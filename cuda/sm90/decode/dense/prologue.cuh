@@ -48,7 +48,8 @@ struct Prologue {
     }
 
     // Waits for the copy of the table. Returns the location of the KV tile with which this CTA
-    // probably begins; its page is -1 if that is not known or if its tokens are not contiguous.
+    // probably begins. Its page is -1 if the location is not known, or if the tile's tokens are not
+    // contiguous.
     __device__ PagePosition finish_table(const TileScheduler& scheduler) const {
         ptx::cp_async_wait_all();
         __syncwarp();

@@ -141,7 +141,7 @@ class TileScheduler {
             return tile < g.tiles ? Start{int((tile + 0.5f) * g.inverse_tiles_of_request), 0}
                                   : none;
         }
-        // The first request stands for all others.
+        // The other requests are taken to be like the first one.
         const int kv_tiles = kv_tiles_of(0);
         const SplitPlan plan = split_plan_of(kv_tiles);
         const int tile = int((group_ + 0.5f) * plan.inverse_splits),

@@ -27,7 +27,7 @@ using OutputBarrier = NamedBarrier<BarrierId::output, kOutputThreads>;
 constexpr int kSharedLimit = 232448;
 // Number of warps that walk the lists and load rows.
 constexpr int kLoadWarps = 4;
-// KV tiles that are published ahead of the ones worked on.
+// Maximum number of KV tiles that are published ahead of those worked on.
 constexpr int kPublishedTiles = 4;
 // Stages of a full KV tile; each is filled by one of the loading warps.
 constexpr int kTileStages = kTileKeys / kStageKeys;
@@ -92,15 +92,15 @@ struct Layout {
         // Valid entries that a loading warp has found, and that no tile has taken yet.
         uint32_t pending[kLoadWarps][kPending];
         ListEnds ends;
-        // The scores publish these for the output, together with the probabilities. any_factor is
-        // true if any row's sums have to be multiplied, and factor has the factors.
+        // The scores publish these for the output, together with the probabilities. `any_factor` is
+        // true if any row's sums have to be multiplied, and `factor` has the factors.
         int any_factor[kProbabilityTiles];
         alignas(16) float factor[kProbabilityTiles][N];
         // The scale of each group of a key's latent values, divided by the key's largest scale,
         // times kRatioLift.
         alignas(16) __half ratio[Rows::kScales ? kProbabilityTiles : 1][4][kTileKeys];
         // For each row: the factor that brings its scores to units of log2; its reference maximum;
-        // the factor for earlier sums after the last rise of that maximum. of_warp has a message
+        // the factor for earlier sums after the last rise of that maximum. `of_warp` has a message
         // from each warp.
         alignas(16) float query_scale[N], reference[N], raised_by[N];
         alignas(16) float of_warp[4 * kScoreGroups][N];

@@ -44,8 +44,8 @@ struct PlainLayout {
     static constexpr int kRows = N < 16 ? 16 : N;
 
     // The arguments of CommonControl are numbers of arrivals. Warps 0 and 1, the scores and the
-    // output arrive for the queue; all score threads arrive for the stats, each also for the zeros
-    // that it wrote behind the last token.
+    // output arrive for the queue. All score threads arrive for the stats. Each of them also
+    // arrives for the zeros that it wrote behind the last token.
     struct Control : CommonControl<32 * (1 + 1 + 4 + 8), 128> {
         // A stage is full when TMA's bytes have come and the lane that expects them has arrived. If
         // it has held queries, only that lane arrives here, since their bytes come to a barrier of
@@ -73,8 +73,9 @@ struct PlainLayout {
         // each score warp arrives (only for output by rows).
         Barrier<32> scores_full[kRopeStages];
         Barrier<4> scores_issued[kRopeStages];
-        // These are passed to the output with the probabilities. any_factor has a flag for each
-        // warp, which is set if a factor is not 1. factor has the factors of the accumulators.
+        // The scores pass these to the output with the probabilities. `any_factor` has a flag for
+        // each warp, which is set if a factor is not 1. `factor` has the factors of the
+        // accumulators.
         alignas(16) int4 any_factor[kRopeStages];
         float factor[kRopeStages][kRows];
         // For each row of a finished work item: its maximum (in units of log2), its sum, and the

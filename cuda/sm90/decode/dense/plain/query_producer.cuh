@@ -7,7 +7,7 @@
 
 namespace mla::sm90::decode {
 
-// Warp 1.
+// Run by warp 1.
 template <class C>
 struct PlainQueryProducer {
     using L = typename C::L;
@@ -119,9 +119,10 @@ struct PlainQueryProducer {
             ptx::fence_proxy_async();
             if (C::kHeldPanels > 0 && tiles == L::kQueryPanels) {
                 // This waits for a phase of tail_cleared. The stages of the next held queries may
-                // include the one in which the previous work item ended, but not the one before
-                // that, since the ring is too long. No later tail is cleared before this item's
-                // queries are there, so the wait cannot miss its phase.
+                // include the one in which the previous work item ended. They do not include the
+                // one in which the item before that ended, because the ring is too long. No later
+                // tail is cleared before this item's queries are there, so the wait cannot miss its
+                // phase.
                 if (tail) s.tail_cleared.wait(tails++ & 1);
                 tail = item.kv_tile_begin < item.kv_tile_end &&
                        item.kv_tile_end * kTileTokens > item.kv_len;
