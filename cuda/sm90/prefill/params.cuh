@@ -15,8 +15,8 @@ namespace mla::sm90::prefill {
 
 // The structs below divide indexes if all requests of a batch are as long as the bounds. The host
 // computes multipliers for these divisions. A division by a number that the compiler does not know
-// takes 30 instructions. On the way to the first tile, each of them would be fetched for a single
-// use.
+// takes 30 instructions. On the way to the first tile, each of these instructions would be fetched
+// for a single use.
 
 // Divisors for tiles in the order of scheduler.cuh: `request_block` for the tiles of a block of
 // requests, `head_block` for those of a block of heads within it, `heads` for the heads of such a

@@ -44,8 +44,8 @@ struct PlainLayout {
     static constexpr int kRows = N < 16 ? 16 : N;
 
     // The arguments of CommonControl are numbers of arrivals. Warps 0 and 1, the scores and the
-    // output arrive for the queue. All score threads arrive for the stats. Each of them also
-    // arrives for the zeros that it wrote behind the last token.
+    // output arrive for the queue. All score threads arrive for the stats. Their arrivals also
+    // cover the zeros that they wrote behind the last token.
     struct Control : CommonControl<32 * (1 + 1 + 4 + 8), 128> {
         // A stage is full when TMA's bytes have come and the lane that expects them has arrived. If
         // it has held queries, only that lane arrives here, since their bytes come to a barrier of
