@@ -115,8 +115,8 @@ struct Fp8Scores {
                         if (column + 8 >= limit) d[at_column(i) + 2] = -INFINITY;
                     }
                 }
-                // The stages of the probabilities alternate, as the groups do. A group therefore waits
-                // below for every use of a stage that it writes.
+                // The stages of the probabilities alternate, as the groups do. A group therefore
+                // waits below for every use of a stage that it writes.
                 static_assert(L::kProbabilityStages == 2);
                 const int stage = number & 1;
                 if (kv_tile > begin) adopt_other_maxima(maximum, sum, number - 1, quad);

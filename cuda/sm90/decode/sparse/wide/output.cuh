@@ -91,8 +91,8 @@ struct WideOutput {
         free(s.tile_empty[tile.stage()]);
         ++tile.count;
     }
-    // Waits until the MMAs of the next tile's scores have been issued. Each tile is waited for, even
-    // an item's first one, so that no phase of the barrier passes without a wait.
+    // Waits until the MMAs of the next tile's scores have been issued. Each tile is waited for,
+    // even an item's first one, so that no phase of the barrier passes without a wait.
     __device__ void wait_for_issue() const {
         ptx::mbarrier_wait(ptx::shared_address(&s.scores_issued[rope.stage]), rope.phase);
     }
