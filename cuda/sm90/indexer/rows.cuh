@@ -28,7 +28,7 @@ inline int shift_of(int page_size) {
 
 struct Row {
     const int32_t* table;  // the request's pages
-    int seen;              // positions that it sees
+    int seen;              // number of positions that the row sees
     int length;            // length of the request
     int behind;            // query tokens of the request that come after this one
 };

@@ -156,7 +156,7 @@ struct Shared {
     alignas(8) uint64_t key_full[kStages], key_empty[kStages];
     alignas(8) uint64_t value_full[kStages], value_empty[kStages];
     alignas(8) uint64_t work_full[kWorkStages], work_empty[kWorkStages], work_wanted;
-    alignas(8) uint64_t expected;  // one phase, of `first`
+    alignas(8) uint64_t expected;  // one phase: `first` has been written
     alignas(8) uint64_t idle;      // never completes a phase; see hold()
     WorkTile work[kWorkStages];
     // The first tile as the host's numbers say it is. The producers load it before it is published.

@@ -17,7 +17,7 @@ struct Context {
     static constexpr int N = C::N;
 
     const KernelParams& p;
-    uint32_t base;  // shared memory
+    uint32_t base;  // address of shared memory
     typename C::Control& s;
     // This CTA's number within its group, which selects its rows of a query tile, and the number of
     // its group.

@@ -66,7 +66,7 @@ inline int choose_ctas(int rows, int columns, int multiprocessors, int max_ctas)
 
 // Clusters that a device has room for.
 struct ClusterLimits {
-    int max_ctas;  // of a cluster
+    int max_ctas;  // maximum number of CTAs of a cluster
     // Numbers of clusters of three, four and eight CTAs that run at the same time, with an SM for
     // each CTA.
     int threes, fours, eights;

@@ -40,7 +40,7 @@ struct KernelParams {
     int64_t list_stride;
     int topk;
     int vectors;          // true if rows are aligned to 16 bytes
-    int candidates;       // number that a CTA has room for
+    int candidates;       // number of candidates that a CTA has room for
     int shared_resident;  // number of logits that a CTA has room for
     int rows_ahead;       // true if `rows` is complete before the previous kernel has ended
 };

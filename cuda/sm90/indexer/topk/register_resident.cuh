@@ -128,7 +128,7 @@ struct CandidateShare {
 struct Candidates {
     const float* values;
     uint32_t cta, first, step, count;
-    uint32_t index;  // of the CTA's first candidate
+    uint32_t index;  // index of the CTA's first candidate
 
     __device__ __forceinline__ Candidates(const CandidateShare& share, const Cluster& cluster,
                                           const RegisterResidentBuffers& b, int room)

@@ -30,7 +30,7 @@ struct Fp8Output {
         const uint32_t odd = group + swizzled<128>(2 * quad + 1, chunk) + low;
         Splits<C> splits{c};
         LatentState ring;
-        uint32_t kv_tiles = 0, tails = 0;  // of `tails`, a bit is the phase of a stage's barrier
+        uint32_t kv_tiles = 0, tails = 0;  // each bit of `tails`: the phase of a stage's barrier
         PipelineCounter<kQueuedItems> queue;
         for (const WorkItem* next; (next = c.acquire(queue)); c.release(queue)) {
             const WorkItem& item = *next;
