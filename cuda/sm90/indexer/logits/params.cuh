@@ -72,7 +72,7 @@ struct WorkItem {
     int begin, end;  // rows that belong to the request
     int length;      // length of the request
     int behind;      // tokens of the request that come after row `begin`
-    int key, keys;   // first position, and number of them: 0 after the last item
+    int key, keys;   // first position; number of positions, 0 after the last item
 };
 
 template <typename C>
