@@ -19,7 +19,7 @@ namespace {
 // write's own kernel is better.
 constexpr int kMaxTokens = 256;
 
-// CTAs of a write, and the rows of the grid that they fill.
+// The CTAs of a write: their plan, their number, and the number of rows of the grid that they fill.
 struct WriteBlocks {
     WritePlan plan;
     uint32_t count, rows;

@@ -20,7 +20,8 @@ bool is_dtype(int dtype) {
 
 int64_t dtype_bytes(int dtype) { return dtype == MLA_DTYPE_F32 ? 4 : 2; }
 
-// The number that must divide the latent's width, and true if the whole cache has one scale.
+// The latent's width must be a multiple of the first number. The second function returns true if the
+// whole cache has one scale.
 int64_t latent_multiple(int format) {
     return with_format(format, int64_t(1), [](auto f) { return Row<f.value>::kLatentMultiple; });
 }
@@ -43,7 +44,7 @@ bool is_split(const Params& p) {
     return p.rope_dim > 0 && !is_one_row(p, row_shape(p).rope_offset);
 }
 
-// Rows of latents, of rotary keys or of both, of `bytes` bytes each.
+// A tensor of rows of `bytes` bytes each: latents, rotary keys, or both.
 struct CacheTensor {
     const void* pointer;
     int64_t page_stride, slot_stride, bytes;
@@ -62,7 +63,7 @@ void check_tensor(Check& check, const CacheTensor& t, int64_t alignment, int64_t
         check.stride(t.page_stride, t.page_name, (page_size - 1) * t.slot_stride + t.bytes);
 }
 
-// Checks of a cache that writes and gathers have in common.
+// Makes the checks that writes to a cache and gathers from it have in common.
 template <typename Params>
 void check_cache(Check& check, const Params& p) {
     const int format = p.cache_format;

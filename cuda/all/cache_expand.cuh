@@ -69,7 +69,7 @@ static_assert(kExpandBytes <= 232448, "the CTA fits an SM");
 // A tile of rows.
 struct ExpandTile {
     int segment;
-    // First row in the output, and number of rows, all of them the segment's.
+    // First row in the output, and number of rows. All of them belong to the segment.
     int first_row, rows;
     // Token of the first row.
     int token;
@@ -259,8 +259,8 @@ struct Expansion {
         }
     }
 
-    // Called by a warp that has read a stage. Releases it in both CTAs, each of which loads half of
-    // it.
+    // Releases a stage in both CTAs, each of which loads half of it. Called by a warp that has read
+    // the stage.
     __device__ void free(const PipelineState<kExpandStages>& ring, int lane) const {
         if (lane < kExpandCtas)
             ptx::mbarrier_arrive_cluster(ptx::mapa(s.empty[ring.stage].address(), lane));

@@ -53,7 +53,8 @@ struct FoundRow {
     int page = -1;
     uint32_t slot = 0;
 
-    // The offset from the cache's first row or rotary key, at their strides; -1 if there is none.
+    // The offset from the cache's first row, or its first rotary key, at these strides. It is -1 if
+    // there is none.
     __device__ __forceinline__ int64_t offset(int64_t page_stride, int64_t slot_stride) const {
         return page < 0 ? -1 : page * page_stride + slot * slot_stride;
     }

@@ -21,8 +21,8 @@ constexpr bool kE4m3Instruction = false;
 template <typename T>
 struct E4m3Fields;
 
-// Shifted fields are a byte's value times 2^-120, for which f32 sums would have no bits. The MMA's
-// other operand is therefore multiplied by 2^60, and the sums by the remaining 2^60.
+// Shifted fields are a byte's value times 2^-120. Sums in f32 would have no bits for such products.
+// The MMA's other operand is therefore multiplied by 2^60, and the sums by the remaining 2^60.
 template <>
 struct E4m3Fields<__nv_bfloat16> {
     static constexpr int kShift = 4;

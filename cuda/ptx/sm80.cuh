@@ -21,8 +21,8 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// Lane within the warp. Unlike threadIdx, it is read again at each use, so that what is computed
-// from it occupies no register in between.
+// Lane within the warp. Unlike threadIdx, it is read again at each use. Values computed from it
+// therefore occupy no register in between.
 __device__ __forceinline__ int laneid() {
     int r;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(r));
@@ -244,7 +244,7 @@ __device__ __forceinline__ uint32_t cvt_rn_x2<__half>(float low, float high) {
     return r;
 }
 
-// Both halves of a word times both halves of another, rounded.
+// Multiplies both halves of a word by both halves of another. The products are rounded.
 template <typename T>
 __device__ __forceinline__ uint32_t mul_rn_x2(uint32_t a, uint32_t b);
 
@@ -263,7 +263,7 @@ __device__ __forceinline__ uint32_t mul_rn_x2<__half>(uint32_t a, uint32_t b) {
     return r;
 }
 
-// Both halves of a word times both halves of another, plus those of a third, rounded once.
+// Multiplies both halves of a word by those of another, adds those of a third, and rounds once.
 template <typename T>
 __device__ __forceinline__ uint32_t fma_rn_x2(uint32_t a, uint32_t b, uint32_t c) {
     uint32_t r;
@@ -328,7 +328,7 @@ __device__ __forceinline__ int ld_acquire(const int* address) {
 
 // ----------------------------------------------------------------------------- named barriers
 
-// A barrier among `threads` threads of the CTA; id 0 is __syncthreads'.
+// A barrier among `threads` threads of the CTA. __syncthreads uses barrier 0.
 __device__ __forceinline__ void bar_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

@@ -94,9 +94,9 @@ struct Config {
         Latent * kLatentBytes + (kGrouped && !kTokenScale ? Latent / 128 * 4 : 0);
     static constexpr int kScaleOffset = Latent * kLatentBytes + (kTokenScale ? 64 * kRopeBytes : 0);
     static constexpr int kScaleStride = kTokenScale ? 0 : 4;
-    // With 16 rows per warp group, every warp computes the softmax of all rows and keeps P in
-    // registers. With more rows it computes that of a quarter, and the quarters are exchanged
-    // through shared memory.
+    // With 16 rows per row group, every warp computes the softmax of all rows and keeps P in
+    // registers. With more rows, every warp computes the softmax of a quarter of them. The quarters
+    // are then exchanged through shared memory.
     static constexpr bool kShared = WarpTiles > 1;
     // True if a warp's loader is in registers: 16 rows per warp leave enough of them.
     static constexpr bool kStateInRegisters = !kShared;
@@ -119,7 +119,8 @@ struct Config {
     static constexpr int kProbabilityCopies = kGrouped ? kColumnGroups : 1;
     static constexpr int kProbabilityBytes =
         kShared ? kProbabilityCopies * kRows * kProbabilityPitch : 0;
-    // Each warp's copy of a tile's scales in their groups' units, if it makes P of several groups.
+    // Bytes for each warp's copy of a tile's scales, in their groups' units. Warps that make P of
+    // several groups need it.
     static constexpr int kScaleBytes =
         kScaleUnits && kShared ? kWarps * kColumnGroups * Tokens * 4 : 0;
     struct WarpShared {

@@ -19,7 +19,7 @@ struct Shape {
     bool split;
 };
 
-// One instantiation, as functions that do not depend on it.
+// One instantiation, as functions whose types do not depend on it.
 struct Variant {
     MlaStatus (*fit)(const Limits&, const Shape&, Fit&);
     MlaStatus (*launch)(const Limits&, const Shape&, KernelParams&, cudaStream_t);
@@ -97,9 +97,9 @@ Variant variant_of_16(const Limits& l, const Shape& s) {
         return variant<Config<T, kLatent, kFormat, 1, 1, 32>>();
 }
 
-// Number of tokens per CTA up to which tiles of 16 rows end sooner than larger tiles. Each of them
-// reads its request's tokens again, but they begin and combine sooner. Measured on an H200. Larger
-// tiles are slower for e4m3, which they convert.
+// Number of tokens per CTA up to which tiles of 16 rows end sooner than larger tiles. Each small
+// tile reads its request's tokens again, but small tiles begin and combine sooner. Measured on an
+// H200. Larger tiles are slower for e4m3, which they convert.
 constexpr int max_short_tokens(CacheFormat format, int rows) {
     switch (format) {
         case CacheFormat::plain: return rows <= 32 ? 320 : 192;

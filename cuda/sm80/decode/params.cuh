@@ -10,7 +10,7 @@ namespace mla::sm80::decode {
 constexpr int kColumnGroups = 4;
 // Maximum number of KV tiles that a CTA holds or has in flight.
 constexpr int kMaxStages = 6;
-// Maximum number of CTAs of a launch, and the bytes that their counters take: SplitCounters each.
+// Maximum number of CTAs of a launch, and bytes of their counters. Each CTA has one SplitCounters.
 constexpr int kMaxCtas = 1024;
 constexpr size_t kCounterBytes = kMaxCtas * 2 * sizeof(int32_t);
 

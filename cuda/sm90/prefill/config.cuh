@@ -32,7 +32,7 @@ constexpr int kClaimKvTile = 3;
 // Query rows of a warp; each warp stores its rows by itself.
 constexpr int kWarpRows = 16;
 constexpr int kConsumerWarps = kQueries / kWarpRows;
-// Slots for partial results in the workspace, for each SM; each split takes one.
+// Number of slots for partial results in the workspace, for each SM. Each split takes one.
 constexpr int kSlotsPerSm = 3;
 // Named barriers. `mma_order` and `combine` are for the warps of all consumers. At the start,
 // `start` is for all warps but the scheduler, and `setup` for the scheduler and the warp that

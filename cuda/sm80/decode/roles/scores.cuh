@@ -95,8 +95,8 @@ class ScoreWarp {
         }
     }
 
-    // Queries arrive two steps at a time: 16 rows of four 16-byte chunks, exchanged so that eight
-    // rows' chunks lie in different banks.
+    // Queries arrive two steps at a time. These are 16 rows of four 16-byte chunks. Chunks are
+    // exchanged so that the chunks of eight rows lie in different banks.
     static constexpr int kPairBytes = 2 * 16 * 32;
     // Held steps arrive in the place of the other steps.
     static constexpr int kOtherSteps = C::kQuerySteps - C::kHeldSteps;

@@ -19,8 +19,8 @@ struct Context {
     const KernelParams& p;
     uint32_t base;  // address of shared memory
     typename C::Control& s;
-    // This CTA's number within its group, which selects its rows of a query tile, and the number of
-    // its group.
+    // Number of this CTA within its group, and number of the group. The CTA's number selects its
+    // rows of a query tile.
     int rank, group_id;
 
     // Number of CTAs of a group, and number of groups. If a config says kAnyGroup, the grid has a
@@ -51,9 +51,9 @@ struct Context {
         else
             return int(blockIdx.x) / C::kGroupCtas;
     }
-    // Position in a list with an entry for each CTA: the CTA of this one's rank in group g has
-    // entry g * kGroupStep + list_offset(). The step is a constant whatever the number of CTAs of a
-    // group.
+    // Position in a list that has an entry for each CTA. In group g, the CTA with this one's rank
+    // has entry g * kGroupStep + list_offset(). The step is a constant, whatever the number of CTAs
+    // of a group.
     static constexpr int kGroupStep = kAny ? 1 : C::kGroupCtas;
     __device__ int list_offset() const { return kAny ? rank * groups() : rank; }
 

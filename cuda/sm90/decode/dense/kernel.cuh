@@ -45,7 +45,8 @@ __global__ __launch_bounds__(C::kThreads,
                             C::N * context.group_ctas(), context.group_id, context.groups());
     // The next kernel of the stream may start as soon as this one's CTAs have ended. Until the
     // previous kernel has ended, this one touches only shared memory and the launch's own
-    // parameters. Past the barrier, two warps have executed griddepcontrol.wait for the whole CTA.
+    // parameters. After StartBarrier, two warps have executed griddepcontrol.wait for the whole
+    // CTA.
     ptx::griddepcontrol_launch_dependents();
     if (warp == 2) {
         ptx::griddepcontrol_wait();

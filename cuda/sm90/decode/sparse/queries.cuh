@@ -8,7 +8,7 @@
 namespace mla::sm90::sparse {
 
 // Called by all threads of the scores warpgroups; `thread` is the number of the caller. Each thread
-// has units of 32 values of one row, which no other thread touches before the barrier that follows.
+// has units of 32 values of one row. No other thread touches these before the barrier that follows.
 template <typename T, int N, Format format>
 struct Queries {
     using R = Rows<T, format>;
@@ -80,8 +80,8 @@ struct Queries {
         return __vmaxu2(top, two & 0x7fff7fff);
     }
 
-    // Permutes a unit's words, of two values each, to the order of the keys' operands: first the
-    // first words of four chunks, then their second words, and so on.
+    // Permutes a unit's words to the order of the keys' operands. A word has two values. The first
+    // words of four chunks come first, then their second words, and so on.
     __device__ void convert(int row, int unit, float factor) const {
         const bool is_rope = unit >= kLatentUnits && R::kScales;
         uint32_t in[4][4];

@@ -21,7 +21,7 @@ constexpr int kMaxSplits = 16;
 // largest.
 inline bool is_split(int splits) { return splits <= 8 || splits == kMaxSplits; }
 
-// A launch: items `first` to `end - 1`, each of them shared by the CTAs of a cluster of `splits`.
+// A launch of items `first` to `end - 1`. The CTAs of a cluster of `splits` CTAs share each item.
 struct LaunchPlan {
     int first = 0, end = 0;
     int splits = 1;

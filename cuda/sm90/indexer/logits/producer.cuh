@@ -94,7 +94,8 @@ struct Producer {
             const int first = block * C::kBlock, last = min(first + C::kBlock, p.count);
             for (int row = first; row < last;) {
                 const indexer::Row of = indexer::find_row(p.rows, row, lane);
-                // At least one row, whatever the starts are: otherwise the loop would not end.
+                // There is at least one row, whatever the starts are. Otherwise, the loop would not
+                // end.
                 const int rows = max(1, min(last - row, of.behind + 1));
                 const int seen = indexer::seen_by(p.rows, of.length, of.behind - (rows - 1));
                 const int begin = range * p.keys_of_range;
@@ -144,8 +145,8 @@ struct Producer {
                at.offset * 4;
     }
 
-    // Each tile is within one page. A lane looks up one of 32 tiles while the tiles before these
-    // are loaded; `next` is its result for the first 32.
+    // Loads tiles of which each lies within one page. A lane looks up one of 32 tiles while the
+    // tiles before these are loaded. `next` is its result for the first 32.
     __device__ __forceinline__ void load_whole_tiles(const int32_t* table, PagePosition next,
                                                      int begin, int end) {
         for (int base = begin; base < end; base += 32 * kTileKeys) {

@@ -11,7 +11,7 @@ namespace mla::sm90::topk {
 using indexer::Requests;
 using indexer::Row;
 
-// Threads of a CTA; kThreadsOfMany if there are enough rows for four CTAs on each SM.
+// Number of threads of a CTA; it is kThreadsOfMany with enough rows for four CTAs on each SM.
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
 constexpr int kThreadsOfMany = 256;
@@ -19,7 +19,7 @@ constexpr int kThreadsOfMany = 256;
 // meanwhile.
 constexpr int kTogether = 4;
 constexpr int kMaxCtas = 16;
-// The longest row: shared memory holds two bits for each of its positions.
+// Length of the longest row: shared memory holds two bits for each of its positions.
 constexpr int kMaxColumns = 786432;
 // Number of logits in a sample; number of logits that a thread loads together; number of
 // neighbouring threads that load neighbouring logits. A sample thus has 32 bytes from each of 256
@@ -27,8 +27,8 @@ constexpr int kMaxColumns = 786432;
 constexpr int kSamples = 2048;
 constexpr int kSampled = 4;
 constexpr int kSampledTogether = 2;
-// Bins of a histogram of a whole cluster's keys, and maximum number of keys that its CTAs compare.
-// Both are small, because reads of another CTA's shared memory are slow.
+// Number of bins of a histogram of a whole cluster's keys, and maximum number of keys that its CTAs
+// compare. Both are small, because reads of another CTA's shared memory are slow.
 constexpr int kClusterBinBits = 8;
 constexpr int kClusterBins = 1 << kClusterBinBits;
 constexpr int kMaxInside = 256;

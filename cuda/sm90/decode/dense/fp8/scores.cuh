@@ -90,8 +90,8 @@ struct Fp8Scores {
                  kv_tile < end; kv_tile += C::kScoreGroups) {
                 const uint32_t number = kv_tiles + kv_tile - begin;
                 float d[N / 2];
-                // With five stages a group waits for every second use of a stage. The use before
-                // this one was five KV tiles ago and is over: after it, the other group published
+                // With five stages, a group waits for every second use of a stage. The use before
+                // this one was five KV tiles ago, and is over. After it, the other group published
                 // the maxima of the third KV tile before this one, and this group has waited for
                 // them.
                 s.latent_full[ring.stage].wait(ring.phase);
