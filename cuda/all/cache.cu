@@ -20,8 +20,8 @@ bool is_dtype(int dtype) {
 
 int64_t dtype_bytes(int dtype) { return dtype == MLA_DTYPE_F32 ? 4 : 2; }
 
-// The latent's width must be a multiple of the first number. The second function returns true if the
-// whole cache has one scale.
+// The latent's width must be a multiple of the first number. The second function returns true if
+// the whole cache has one scale.
 int64_t latent_multiple(int format) {
     return with_format(format, int64_t(1), [](auto f) { return Row<f.value>::kLatentMultiple; });
 }
