@@ -1,4 +1,5 @@
-//! Compiles the kernels below a folder without Cargo: the library is not bound to build scripts.
+//! Compiles the kernels below a folder without Cargo, since the library also works outside build
+//! scripts.
 //!
 //! `cargo run -p mla-build --example compile -- FOLDER OUTPUT --sources 'cuda/**/*.cu' --family
 //! sm90`
