@@ -108,7 +108,7 @@ impl Kernels {
 
     /// Sets the checked-in Rust declarations of the header.
     ///
-    /// Those of a family's header lie beside it, with the ending `.rs`. They replace the output of
+    /// The declarations of a family's header lie beside it, with the ending `.rs`. They replace
     /// bindgen if only bindings are asked for, so a check needs no libclang. A test of the package
     /// compares them with the headers. bindgen's output for each header begins with a line that
     /// names it, `// cuda/include/api.h`.

@@ -209,7 +209,7 @@ pub(super) fn output_folder(kernels: &Kernels) -> Result<PathBuf, Error> {
 
 /// Returns Cargo's target folder that contains `out_dir`, or `out_dir` if there is none.
 ///
-/// Of several, it is the innermost: a target folder may lie in another one, as in tests. Cargo
+/// The innermost one counts: a target folder may lie in another one, as in tests. Cargo
 /// marks the folders that it makes with CACHEDIR.TAG, but not a folder that existed before its
 /// first build. Such a folder is found by the position of `out_dir` in it:
 /// `<target>/[<triple>/]<profile>/build/<package>/out`.

@@ -9,7 +9,7 @@ use crate::stub::{Says, World, driver};
 
 /// Writes a package whose build script runs the example `compile`.
 ///
-/// As in every package made here, its library is called `decode` and has a host function `decode`
+/// Like every package made here, its library is called `decode` and has a host function `decode`
 /// that returns `number`. A file with the extension `cu` has kernels as well.
 fn package(world: &World, name: &str, [family, extension]: [&str; 2], number: u32, needs: &str) {
     let write = |file: &str, text: &str| world.write(&format!("{name}/{file}"), text);
