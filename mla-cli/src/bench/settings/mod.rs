@@ -94,7 +94,7 @@ pub struct Settings {
     /// The ranges of a file.
     #[arg(skip)]
     pub ranges: BTreeMap<String, RangeSetting>,
-    /// What to time [default: the attention alone for decodes of up to 16 new tokens and for
+    /// Part to time [default: the attention alone for decodes of up to 16 new tokens and for
     /// prefills without context, and the layer for any other batch or if a key of the layer is
     /// given].
     #[arg(long, value_name = "WHAT")]
