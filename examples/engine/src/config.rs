@@ -294,7 +294,7 @@ mod tests {
             ..ROUTING
         };
         near(weigh(plain, scores, none), [0.0, 0.0, 0.0, 1.5, 1.75, 0.0]);
-        // Of equal scores, the first ones are chosen.
+        // The first of equal scores are chosen.
         near(
             weigh(plain, [0.5; 6], none),
             [1.25, 1.25, 0.0, 0.0, 0.0, 0.0],
