@@ -1,9 +1,9 @@
 //! Presence of the libraries of CUDA.
 //!
 //! cudarc loads a library when one of its functions is first called, and panics if the library is
-//! missing. This module therefore looks for it first. If another crate of the program makes cudarc
-//! link the libraries instead, as candle does, there is nothing to look for: without them the
-//! program would not have started.
+//! missing. This module therefore looks for it first. Another crate of the program may make cudarc
+//! link the libraries instead, as candle does. There is then nothing to look for, since the program
+//! would not have started without them.
 
 // Fallback for cudarc's function of this name. If cudarc has that function, it hides this one in
 // the functions below.

@@ -19,7 +19,7 @@ enum Lab {
     /// Time the built-in backends and other libraries in the same run on the same device.
     Peers(Box<peers::Args>),
     /// Time the parts of a sparse layer: cache rows, the indexer's queries, logits and lists, and
-    /// the layer. --model or --config has to name a model with an indexer, such as deepseek-v3.2.
+    /// the layer. The model must have an indexer, such as deepseek-v3.2 in --model.
     Indexer(indexer::Args),
     /// Time the helper operations of a device, and the layer's GEMMs per head.
     Helpers(helpers::Args),

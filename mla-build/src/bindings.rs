@@ -88,8 +88,9 @@ struct Wrap<'a> {
 }
 
 impl Wrap<'_> {
-    /// The declarations of a header and of the headers in its folder. With `after`, which is the
-    /// shared header, they are those of both headers and of the headers beside the shared one.
+    /// Returns the declarations of a header and of the headers in its folder. With `after`, which
+    /// is the shared header, they are the declarations of both headers and of all headers in the
+    /// shared one's folder.
     fn items(&mut self, header: &Path, after: Option<&Path>) -> Result<Vec<String>, Error> {
         let failed =
             |message: &str| Error::tool(format!("bindings of {}", header.display()), message);

@@ -75,8 +75,8 @@ fn groups(families: &Families, root: &Path, globs: &[String]) -> Result<Vec<Grou
 }
 
 /// Adds the targets of one more library. If libraries compile a family for different targets, only
-/// the targets that all of them have count, since an attribute does not say which library's kernels
-/// it means.
+/// the targets that all of them have count. The reason is that an attribute does not say which
+/// library's kernels it means.
 fn add(known: &mut Vec<Group>, group: Group) {
     match known.iter_mut().find(|it| it.family == group.family) {
         None => known.push(group),

@@ -1,5 +1,5 @@
-//! The failure of a unit, reduced to what a person reads first: the compiler's first error, in the
-//! compiler's words, and a hint if the cause is known.
+//! The failure of a unit, reduced to what a person reads first. This is the compiler's first error
+//! in its own words, and a hint if the cause is known.
 
 use std::{fmt, path::PathBuf};
 

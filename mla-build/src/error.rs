@@ -6,9 +6,8 @@ use crate::diagnostic::FailedUnits;
 
 /// The reason why a build stopped.
 ///
-/// `Debug` prints what `Display` prints: a build script that ends with
-/// `fn main() -> Result<(), mla_build::Error>` shows its error through `Debug`, and the message is
-/// written for a person.
+/// `Debug` prints the same as `Display`. A build script that ends with `fn main() -> Result<(),
+/// mla_build::Error>` shows its error through `Debug`, and the message is written for a person.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -13,7 +13,7 @@ use std::{
 pub(crate) struct Exposure {
     /// A sentence that names the users and the remedy.
     pub(crate) sentence: String,
-    /// True if every user may write. Other users who may are only named, and trusted.
+    /// True if every user may write. If only some users may, they are named and trusted.
     pub(crate) is_to_all: bool,
 }
 

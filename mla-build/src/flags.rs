@@ -125,9 +125,9 @@ fn silences_ptxas(name: &str, value: &str) -> bool {
     matches!(name, "Xptxas" | "ptxas-options") && value.split(',').any(is_silent)
 }
 
-/// Refuses a flag in the value of an environment variable, or in a file of options, that adds code
-/// for another GPU, makes another product or changes what the report says. Include roots and macros
-/// are accepted there.
+/// Refuses some flags in the value of an environment variable, or in a file of options. These flags
+/// add code for another GPU, make another product, or change what the report says. Include roots
+/// and macros are accepted there.
 pub(crate) fn check_variable(variable: &str, value: &str) -> Result<(), Error> {
     for flag in value
         .split_whitespace()

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, family::Families};
 
-/// The headers that bindgen wraps. Their paths are absolute, or as relative as the package's
-/// folder.
+/// The headers that bindgen wraps. Their paths are absolute, or relative in the same way as the
+/// path of the package's folder.
 #[derive(Clone, Debug)]
 pub(crate) struct Headers {
     /// The package's folder.

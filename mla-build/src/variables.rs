@@ -121,8 +121,8 @@ pub(crate) struct Unread {
     pub(crate) is_misspelt: bool,
 }
 
-/// Returns the names among `given` that this build does not read, but that look as if it should:
-/// they nearly equal `known` ones, have this crate's prefix, or belong to other build systems.
+/// Returns the names among `given` that this build does not read, although they look as if it did.
+/// They nearly equal `known` ones, have this crate's prefix, or belong to other build systems.
 pub(crate) fn unread(given: impl Iterator<Item = String>, known: &[String]) -> Vec<Unread> {
     // Variables that the build sets for the package's code.
     let is_told = |name: &str| {

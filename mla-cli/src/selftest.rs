@@ -282,8 +282,9 @@ impl Report {
     }
 }
 
-/// Times every backend that fits in a decode, a prefill and a sparse decode of few heads, and the
-/// best of them in a mixed batch through the layer. The results are checked as in every benchmark.
+/// Times a decode, a prefill and a sparse decode of few heads with every backend that fits. A mixed
+/// batch is timed through the layer with the best backends. The results are checked as in every
+/// benchmark.
 fn timings(device: DeviceName) -> Result<Vec<record::Report>, CliError> {
     let settings = |batches: &[&str], measure| Settings {
         batches: batches.iter().map(|batch| (*batch).to_owned()).collect(),

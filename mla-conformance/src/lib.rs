@@ -27,9 +27,10 @@
 //! output must be NaN, and the outputs of other rows must not.
 //!
 //! A [`Trial`] tests promises of a spec that are not about numbers, if the device supports the
-//! test: overlapping kernels, graphs that are replayed with other inputs, guards around workspaces,
-//! and tensors with exactly the alignment that the spec asks for. `docs/new-backend.md` lists, for
-//! each key and each feature, the topic that fails if the promise is broken.
+//! test. There are trials with overlapping kernels, with graphs that are replayed with other
+//! inputs, with guards around workspaces, and with tensors of exactly the required alignment.
+//! `docs/new-backend.md` lists, for each key and each feature, the topic that fails if the promise
+//! is broken.
 //!
 //! [`refusals()`] tests a device: its operations must refuse operands that do not fit, in errors
 //! that name the operand.

@@ -110,8 +110,8 @@ impl FlashInferMla {
         uniform.min(limits.tokens)
     }
 
-    /// Returns the number of entries that each list needs: the maximum number of work items of a
-    /// plan within the limits, and at least one more than the number of SMs.
+    /// Returns the number of entries that each list needs. It is the maximum number of work items
+    /// of a plan within the limits, but at least one more than the number of SMs.
     fn capacity(&self, limits: &StepLimits, sms: usize) -> usize {
         let rows = Self::max_tokens(limits).saturating_mul(self.heads());
         let requests = limits.requests.saturating_mul(2);

@@ -15,13 +15,13 @@
 //! handles of the same stream count as one. Memory that two streams share is lent to each by
 //! [`Bytes::from_raw`], whose caller orders the streams.
 //!
-//! Operations are enqueued on the device's own stream and return at once, with four exceptions:
-//! [`download`](mla_runtime::tensor::Memory::download),
+//! Operations are enqueued on the device's own stream and return at once, with four exceptions that
+//! wait for the stream. These are [`download`](mla_runtime::tensor::Memory::download),
 //! [`synchronize`](mla_runtime::tensor::Memory::synchronize), freeing a [`Buffer`], and an
-//! [`upload`](mla_runtime::tensor::Memory::upload) from memory that is registered with the driver
-//! (pinned) wait for the stream. Only [`allocate`](mla_runtime::tensor::Memory::allocate)
-//! allocates. Everything else can be captured into a [`Graph`], except an upload: a capture refuses
-//! it, since a replay would read the host's memory again.
+//! [`upload`](mla_runtime::tensor::Memory::upload) from pinned memory (memory that is registered
+//! with the driver). Only [`allocate`](mla_runtime::tensor::Memory::allocate) allocates. Everything
+//! else can be captured into a [`Graph`], except an upload: a capture refuses it, since a replay
+//! would read the host's memory again.
 
 pub(crate) mod argument;
 mod blas;

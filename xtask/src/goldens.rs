@@ -11,8 +11,8 @@ pub(crate) struct Arguments {
     bless: bool,
 }
 
-/// The tests that compare the files: the attribute's expansions and its table of keys, the
-/// compiler's errors, the machine code of a dispatch, the command's output, and the benchmarks'
+/// The tests that compare the files. These are the attribute's expansions and its table of keys,
+/// the compiler's errors, the machine code of a dispatch, the command's output, and the benchmarks'
 /// tables and picture.
 const TESTS: &[&[&str]] = &[
     &["--package", "mla-macros", "--lib"],

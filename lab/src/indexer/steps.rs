@@ -278,8 +278,8 @@ pub(super) fn whole<D: IndexDevice + Stopwatch>(
     })
 }
 
-/// Returns the number of pairs of one of the first `rows` query tokens and a position that it sees,
-/// and the number of cached tokens of their requests.
+/// Returns the number of pairs of a query token and a position that it sees, and the number of
+/// cached tokens. Only the first `rows` query tokens and their requests count.
 fn pairs_and_cached(workload: &Workload, rows: usize) -> [f64; 2] {
     let (mut pairs, mut cached) = (0.0, 0.0);
     for (request, start) in workload.requests.iter().zip(&workload.token_starts) {

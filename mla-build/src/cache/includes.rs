@@ -1,9 +1,9 @@
 //! The files that the includes of a file find.
 //!
-//! A dependency with unchanged content may still mean something else. A new header in a folder that
-//! is searched earlier hides the one that was found before, and `__has_include` asks for a header
-//! that may come or go. Each dependency is therefore kept with a hash of *every* file that an
-//! include in it would find in any of the searched folders. With this hash, neither the order of
+//! A dependency with unchanged content may still mean something else. For example, a new header in
+//! a folder that is searched earlier hides the one that was found before. `__has_include` asks for
+//! a header that may come or go. Each dependency is therefore kept with a hash of *every* file that
+//! an include in it would find in any of the searched folders. With this hash, neither the order of
 //! the folders matters nor which branch of an `#if` was taken.
 
 use std::{

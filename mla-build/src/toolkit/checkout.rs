@@ -18,8 +18,8 @@ use crate::Error;
 /// command that does. If the folder is a checkout, its commit is compared with the pinned one. The
 /// [contents](Self::contents) of the include roots are compared in any case.
 ///
-/// For each of these sources that it compiles, the package has a source of its own in one of its
-/// families' folders, which includes it: `#include <sm90/decode/dense.cu>`.
+/// To compile one of these sources, the package has a small source in one of its families' folders
+/// that includes it: `#include <sm90/decode/dense.cu>`.
 ///
 /// ```
 /// use mla_build::{Checkout, Kernels};

@@ -45,9 +45,9 @@ impl Pins {
         pins
     }
 
-    /// Returns the folder that these wheels are installed into: `$MLA_TOOLKIT` if it is set,
-    /// otherwise a folder in the user's data folder that is named after the pins. Returns `None` if
-    /// there is neither.
+    /// Returns the folder that these wheels are installed into. It is `$MLA_TOOLKIT` if that is
+    /// set, and otherwise a folder in the user's data folder, named after the pins. Returns `None`
+    /// if there is neither.
     pub fn folder(&self) -> Option<PathBuf> {
         if let Some(folder) = env::var_os("MLA_TOOLKIT").filter(|v| !v.is_empty()) {
             return Some(folder.into());

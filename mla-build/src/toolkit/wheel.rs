@@ -14,11 +14,11 @@ use crate::Error;
 
 /// A wheel whose headers the sources include, in exactly one version.
 ///
-/// It is looked for in the same places as the toolkit's wheels: in the folder that
-/// `MLA_WHEEL_<NAME>` names, in the site-packages of the active environment, of the user and of the
-/// system, and in a folder of its own. That folder is `<name>-<version>` below `MLA_WHEELS` or
-/// below `mla-build/wheels` in the user's data folder. Another version is skipped. No build
-/// installs anything: the error names the command of pip that does.
+/// It is looked for in the same places as the toolkit's wheels. The first is the folder that
+/// `MLA_WHEEL_<NAME>` names. Next are the site-packages of the active environment, of the user and
+/// of the system. The last is a separate folder for the wheel, `<name>-<version>` below
+/// `MLA_WHEELS` or below `mla-build/wheels` in the user's data folder. Another version is skipped.
+/// No build installs anything: the error names the command of pip that does.
 ///
 /// ```
 /// use mla_build::{Kernels, Wheel};

@@ -1,7 +1,7 @@
 //! `mla bench`: times attention, checks the results, and says how far they are from the limit.
 //!
-//! `settings` reads the settings, `plan` turns them into rows and finds every reason why a row
-//! cannot run, `measure` measures a row, `record` is the result, and `report` formats it.
+//! `settings` reads the settings. `plan` turns them into rows and finds every reason why a row
+//! cannot run. `measure` measures a row. `record` defines the result, and `report` formats it.
 
 mod attention;
 pub mod cases;

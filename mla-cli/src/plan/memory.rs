@@ -40,8 +40,8 @@ pub(crate) struct Args {
     /// fits].
     #[arg(long, value_name = "TOKENS", value_parser = positive, required_unless_present = "fit")]
     tokens: Option<u32>,
-    /// W: rows of the context workspace [default: the largest number that fits if both --fit and
-    /// --tokens are given, 0 for a sparse layer, which expands no context, and otherwise 65536].
+    /// W: rows of the context workspace [default: with --fit and --tokens the largest number that
+    /// fits, otherwise 65536, or 0 for a sparse layer].
     #[arg(long, value_name = "W", value_parser = natural)]
     rows: Option<u32>,
     /// Find what fits in this much memory, such as 80GiB: the cache, or the workspace if --tokens

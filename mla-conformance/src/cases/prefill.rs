@@ -257,8 +257,9 @@ impl Cases<'_, PrefillCase> {
         })
     }
 
-    /// Returns three positions. With `LENS` they are in the middle of the first prompt, at its end
-    /// with the last value of a row, and at the beginning of the last prompt.
+    /// Returns three positions. With `LENS`, the first is in the middle of the first prompt. The
+    /// second is the last value of a row at that prompt's end. The third is at the beginning of the
+    /// last prompt.
     fn nan_places(&self, last: usize) -> Vec<[usize; 3]> {
         vec![
             [40, 0, 0],

@@ -95,8 +95,7 @@ pub struct Settings {
     #[arg(skip)]
     pub ranges: BTreeMap<String, RangeSetting>,
     /// Part to time [default: the attention alone for decodes of up to 16 new tokens and for
-    /// prefills without context, and the layer for any other batch or if a key of the layer is
-    /// given].
+    /// prefills without context, otherwise the layer; the layer, too, if one of its keys is given].
     #[arg(long, value_name = "WHAT")]
     pub measure: Option<Measure>,
     /// Device to run on [default: cpu].
