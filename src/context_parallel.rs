@@ -4,8 +4,9 @@
 //! [`plan::parallel`](mla_runtime::plan::parallel) says which rank holds which token. Each rank
 //! runs an ordinary layer for all heads on its shard of the cache. For this layer, a request has
 //! only the tokens, cached and new, that the rank holds ([`local_len`]). A request without any is
-//! padding. The new token's slot comes from [`new_token_slots_on`], which all ranks but one skip.
-//! The product with W_UV is linear, so the ranks' results can be merged by their log-sum-exps:
+//! padding. The new token's slot comes from [`new_token_slots_on`]: one rank writes it, and the
+//! others skip it. The product with W_UV is linear, so the ranks' results can be merged by their
+//! log-sum-exps:
 //!
 //! ```text
 //! rank r      (out_r, lse_r)  = layer on its shard of the cache      [T, H, V], [H, T]
@@ -14,13 +15,13 @@
 //! ```
 //!
 //! The ranks send V values per head and token instead of L, and every rank ends with the same bits.
-//! Steps have one new token per request: with several, a rank would see the tokens that another
-//! rank holds too late.
+//! Steps have one new token per request. With several, other ranks would hold some of them, and a
+//! rank would see those too late.
 //!
 //! The engine has to do two things itself. First, sinks must take part only once: the ranks' layers
 //! get none, and [`Device::scale_outputs`] follows the merge, with its log-sum-exp. Second, a
-//! rank's layer counts only the tokens of its own shard, so it does not know their positions. It
-//! rotates by positions that the caller gives. It has no [query
+//! rank's layer counts only the tokens of its own shard, so it does not know their positions. The
+//! layer rotates by positions that the caller gives. It has no [query
 //! scaling](mla_runtime::backend::LayerConfig::query_scaling): the caller multiplies queries before
 //! passing them.
 //!

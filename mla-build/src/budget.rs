@@ -1,5 +1,5 @@
-//! Limits of the resources that kernels may use. They stand in a file, and a report is checked
-//! against it.
+//! Limits of the resources that kernels may use. The limits are in a file, and a report is checked
+//! against them.
 //!
 //! ```toml
 //! # Holds for every kernel that no rule below says more of. A resource without a key has no limit.

@@ -307,8 +307,8 @@ mod tests {
         );
     }
 
-    /// Six jobs are expected to take 2 each and take 10. The first two run together. After that,
-    /// the raised estimate for their folder keeps the others apart.
+    /// Six jobs are expected to take 2 bytes each, and take 10. The first two run together. After
+    /// that, the raised estimate for their folder keeps the other jobs apart.
     #[test]
     fn a_low_estimate_is_raised_by_the_first_that_ends() {
         let limits = Limits {

@@ -105,9 +105,9 @@ impl MlaAttention {
 
     /// Computes the attention of `hidden` `[B, T, hidden]`.
     ///
-    /// It holds the tokens from position `offset` on of each of the B sequences. They attend to
-    /// themselves and to all tokens before them, which earlier calls have put into the cache.
-    /// Cached tokens from `offset` on are replaced.
+    /// `hidden` holds the tokens from position `offset` on, for each of the B sequences. They
+    /// attend to themselves and to all tokens before them, which earlier calls have put into the
+    /// cache. Cached tokens from `offset` on are replaced.
     ///
     /// # Errors
     ///

@@ -62,7 +62,7 @@ impl Session {
     }
 
     /// Builds the plan for `key` when the key first occurs, and returns the plan's own key. If
-    /// cuDNN refuses a plan for equal requests, it is the key for ragged ones.
+    /// cuDNN refuses a plan for equal requests, this returns the key for ragged ones.
     pub(crate) fn built(&mut self, key: ffi::McKey) -> Result<ffi::McKey> {
         let ragged = ffi::McKey { equal: 0, ..key };
         if self.plans.get(&numbers(&key)) != Some(None) {

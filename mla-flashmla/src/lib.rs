@@ -2,8 +2,8 @@
 //!
 //! A program that depends on this crate and names it (`use mla_flashmla as _;`) has it in every
 //! registry. The feature `sm90` compiles it. The kernels are FlashMLA's own, from a checkout of one
-//! commit that `MLA_CHECKOUT_FLASHMLA` names. This crate does not contain them. This crate adds the
-//! C interface in `kernels` and the code between FlashMLA's conventions and `mla-runtime`'s.
+//! commit that `MLA_CHECKOUT_FLASHMLA` names. This crate does not contain them; it adds the C
+//! interface in `kernels` and the code between FlashMLA's conventions and `mla-runtime`'s.
 //!
 //! FlashMLA launches its kernels as programmatic dependents and does not wait in them. The backend
 //! therefore does not declare `dependent_launch`, and each call has a fence before and after it. A

@@ -1,5 +1,5 @@
 //! The rows of a call in FlashMLA's form. The query tokens and heads of a request are one list of
-//! rows at one distance, and its work is divided into parts.
+//! rows at one distance, and the work of a batch is divided into parts.
 
 use mla_runtime::tensor::Layout;
 

@@ -94,8 +94,8 @@ impl Memory for Cuda {
         self.make_current()?;
         refuse_capture(self)?;
         // SAFETY: the destination is as long as the source. No graph is being captured, so the
-        // driver has copied from ordinary host memory when the call returns. It may not have copied
-        // from memory that is registered with it yet, so such a copy is waited for.
+        // driver has copied from ordinary host memory when the call returns. A copy from memory
+        // that is registered with the driver may still be running, so it is waited for.
         unsafe { result::memcpy_htod_async(to.address(), from, self.stream().cu_stream()) }
             .map_err(failed("upload"))?;
         if is_registered(from) {

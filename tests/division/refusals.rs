@@ -201,8 +201,8 @@ fn decode_refuses_each_bad_field() {
         ("block_table_stride", |p| p.block_table_stride = i64::MAX),
         ("lse_head_stride", |p| p.lse_head_stride = i64::MAX),
     ];
-    // SAFETY: the parameters live on the caller's stack. Only launched kernels read what they point
-    // to, and a refused call launches none.
+    // SAFETY: the parameters live on the caller's stack. Only launched kernels read the memory that
+    // they point to, and a refused call launches none.
     each_is_refused(&decode(), wrong, |params| unsafe {
         raw::mla_decode_sm90(params, std::ptr::null_mut())
     });
@@ -297,8 +297,8 @@ fn prefill_refuses_each_bad_field() {
         ("value_head_stride", |p| p.value_head_stride = i64::MAX - 7),
         ("lse_head_stride", |p| p.lse_head_stride = i64::MAX),
     ];
-    // SAFETY: the parameters live on the caller's stack. Only launched kernels read what they point
-    // to, and a refused call launches none.
+    // SAFETY: the parameters live on the caller's stack. Only launched kernels read the memory that
+    // they point to, and a refused call launches none.
     each_is_refused(&prefill(), wrong, |params| unsafe {
         raw::mla_prefill_sm90(params, std::ptr::null_mut())
     });

@@ -143,7 +143,7 @@ fn large_batches_and_long_contexts_agree_with_the_reference() {
 }
 
 // If CTAs never wait for the other splits of their query tile, all of them fall back, unless all
-// have already arrived. In both cases one CTA combines the whole tile.
+// have already arrived. After falling back, one CTA combines the whole tile.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn falling_back_gives_the_same_bits() {

@@ -98,8 +98,8 @@ fn packages<'a>(families: &'a [&'a str]) -> impl Iterator<Item = (&'a str, &'a s
     })
 }
 
-/// True if a package contains the object of a source: no other family compiles it, and no other
-/// package of the family contains it.
+/// True if the object of a source belongs in a package. No other family compiles the source, and
+/// no other package of the family contains the object.
 fn holds((family, package): (&str, &str), source: &str) -> bool {
     let of_other = |other: &&str| source.starts_with(&format!("cuda/{other}/"));
     if FAMILIES.iter().any(|it| *it != family && of_other(it)) {

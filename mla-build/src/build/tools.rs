@@ -83,8 +83,8 @@ impl Tools {
             includes.push(IncludeRoot {
                 role,
                 folder: cutlass.path.clone(),
-                // A wheel's own CUTLASS has to come first. If that is searched after all folders of
-                // -I, this one is, too.
+                // A wheel's own CUTLASS has to come first. If the wheel's folder is searched after
+                // all folders of -I, the toolkit's CUTLASS is, too.
                 is_system: includes.iter().any(|include| include.is_system),
             });
             found.push(cutlass);

@@ -1,6 +1,5 @@
 //! Checks that the guide's table of promises has every key and feature of the attribute. Each row
-//! names the topics that fail if the promise is broken. For each topic there is a backend that it
-//! finds.
+//! names the topics that fail if the promise is broken. Each topic has to find a wrong backend.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -152,8 +152,8 @@ fn switches(tree: &Tree, units: &[String]) -> BTreeSet<String> {
     places
 }
 
-/// Adds the format to the list of all formats, whose text and then whose row is missing. Returns
-/// the file of the format's rows.
+/// Adds the format to the list of all formats. The compiler first reports that its text is missing,
+/// and then that its row is. Returns the file of the format's rows.
 fn row(tree: &Tree) -> String {
     tree.edit(
         LIST,

@@ -152,7 +152,7 @@ impl Crate {
 
     /// Returns the longest chain of imports. It consists of modules, including the root, and each
     /// names something in the next one. A re-export leads to the module behind it. A module that
-    /// names one around it does not add a step.
+    /// names an enclosing module does not add a step.
     pub(crate) fn longest_chain(&self) -> Vec<Name> {
         let mut known = BTreeMap::new();
         let chains = self.modules.keys().map(|at| self.chain(at, &mut known));
