@@ -227,7 +227,7 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// The second group, on a stream of its own, through which ranks learn each other's intents.
+/// The second group, on its own stream. Through it, ranks learn what the others intend.
 struct Agreement {
     group: Group,
     own: Buffer,

@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// Device to time.
     #[arg(long, default_value = "cuda")]
     device: DeviceName,
-    /// Only the rows whose names contain this.
+    /// Measure only the rows whose names contain this text.
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
     /// Timed runs of each row.

@@ -179,7 +179,7 @@ impl Kernels {
         self
     }
 
-    /// Adds the include roots of a pinned checkout, behind those of wheels and before CUTLASS.
+    /// Adds the include roots of a pinned checkout, after the roots of wheels and before CUTLASS.
     pub fn checkout(mut self, checkout: Checkout) -> Self {
         self.checkouts.push(checkout);
         self

@@ -17,7 +17,8 @@ use crate::target::{describe_build, describe_gpu, present_target};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The GPU's compute capability, such as 9.0; it need not be present [default: this machine].
+    /// The GPU's compute capability, such as 9.0. This machine need not have such a GPU
+    /// [default: this machine's].
     #[arg(long, value_name = "CAPABILITY")]
     sm: Option<Capability>,
     #[command(flatten)]

@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Tokens in a page of the cache.
     #[arg(long, value_name = "TOKENS", default_value = "64", value_parser = positive)]
     page: u32,
-    /// Keep latents and rotary keys in two tensors, instead of rows of both.
+    /// Keep latents and rotary keys in two tensors, instead of one with rows of both.
     #[arg(long)]
     split_cache: bool,
     /// Tokens that the cache holds, rounded up to whole pages [default with --fit: the number that
@@ -64,7 +64,7 @@ pub(crate) struct Args {
     form: SparseArgs,
     #[command(flatten)]
     parallel: ParallelArgs,
-    /// The prefill backend takes each head's key packed.
+    /// Plan for a prefill backend that takes each head's key packed.
     #[arg(long)]
     packed_keys: bool,
     /// Format of the result.
