@@ -4,8 +4,9 @@
 //! _;`) has the backend in every registry. The build compiles a shim over cuDNN's frontend, from
 //! headers of pinned wheels.
 //!
-//! cuDNN itself is the machine's own. It is opened when the program first needs it. The environment
-//! variable `MLA_CUDNN` names its file. By default the system looks for `libcudnn.so.9`.
+//! cuDNN itself comes from the machine. It is opened when the program first needs it. The
+//! environment variable `MLA_CUDNN` names its file. By default the system looks for
+//! `libcudnn.so.9`.
 //! [`library`] returns its version, or the reason why there is none. cuDNN's frontend opens the
 //! CUDA runtime (`libcudart.so.12` or `.13`) in the same way.
 

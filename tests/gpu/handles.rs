@@ -354,7 +354,7 @@ fn more_memory_than_there_is_is_an_error() {
     gpu.synchronize().unwrap();
 }
 
-/// The per-thread default stream has the same handle on all threads.
+/// Checks a refusal: the per-thread default stream has the same handle on all threads.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored handles"]
 fn the_default_stream_of_each_thread_is_refused() {

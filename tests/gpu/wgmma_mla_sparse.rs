@@ -131,7 +131,7 @@ impl HalfMapped {
         // Every device allocates memory in multiples of this.
         let half = 2 << 20;
         let (mut base, mut handle) = (0, 0);
-        // SAFETY: the struct has only numbers, which may be zero, for device 0.
+        // SAFETY: all fields of the struct are numbers. Zeros are valid, and mean device 0.
         let mut memory: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
         memory.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         memory.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;

@@ -1,7 +1,7 @@
 //! A decode backend for NVIDIA GPUs in a separate crate, with its own kernel.
 //!
-//! The kernel is simple rather than fast. It accepts what the built-in WGMMA_MLA does not: more
-//! than 128 heads. It is therefore chosen for these, and WGMMA_MLA otherwise.
+//! The kernel is simple rather than fast. It accepts more than 128 heads, which the built-in
+//! WGMMA_MLA refuses, and is chosen for them. Otherwise WGMMA_MLA is chosen.
 
 use mla_kernels::Cuda;
 use mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, Output, Query, StepLimits};

@@ -78,7 +78,8 @@ fn what_no_kernel_takes_is_refused_before_the_cache_is_written() {
         assert_eq!(engine.outcome(gpu).unwrap(), before, "{number}: {refused}");
     }
 
-    // Outputs and the cache are written, so their memory must not change.
+    // A refused call writes neither outputs nor the cache. Their memory holds zeros, and must stay
+    // as it is.
     for field in ["out", "cache"] {
         let mut call = engine.call(batch.tokens()).unwrap();
         let [out, cache] = [&mut out_room, &mut cache_room]

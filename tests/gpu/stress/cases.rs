@@ -539,7 +539,7 @@ impl<'a> Draw<'a> {
         call.case(self, name, launch)
     }
 
-    /// Makes a dense decode with these numbers of query tokens of each request.
+    /// Makes a dense decode in which each request has `query_len` query tokens.
     pub(crate) fn decode_of(
         &mut self,
         of: DType,
