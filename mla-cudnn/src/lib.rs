@@ -6,9 +6,8 @@
 //!
 //! cuDNN itself comes from the machine. It is opened when the program first needs it. The
 //! environment variable `MLA_CUDNN` names its file. By default the system looks for
-//! `libcudnn.so.9`.
-//! [`library`] returns its version, or the reason why there is none. cuDNN's frontend opens the
-//! CUDA runtime (`libcudart.so.12` or `.13`) in the same way.
+//! `libcudnn.so.9`. [`library`] returns its version, or the reason why there is none. cuDNN's
+//! frontend opens the CUDA runtime (`libcudart.so.12` or `.13`) in the same way.
 
 #[cfg(any(feature = "cudnn", test))]
 mod host;

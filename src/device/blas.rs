@@ -16,8 +16,8 @@ use super::memory::{Allocated, Buffer, Bytes};
 use super::{failed, stream};
 use crate::library;
 
-// The size that cuBLAS recommends for Hopper and later. A cuBLAS handle that is
-// given a workspace allocates nothing, so its calls can be captured.
+// The size that cuBLAS recommends for Hopper and later. A cuBLAS handle that is given a workspace
+// allocates nothing, so its calls can be captured.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// A cuBLAS handle that is tied to one stream. There is none if the library is missing.

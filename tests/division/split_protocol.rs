@@ -8,8 +8,8 @@ use std::collections::HashSet;
 use mla_kernels::raw::{self, MlaSplitCounters, MlaSplitRole, MlaSplitStep};
 use rand::{RngExt as _, SeedableRng as _};
 
-/// Maximum numbers of CTAs of a tile: for tests of every order, and for tests of random orders. The
-/// latter is also the maximum of a launch.
+/// The maximum numbers of CTAs of a tile in the tests of every order and in the tests of random
+/// orders. The second is also the maximum of a launch.
 const MAX: usize = 5;
 const MANY: usize = 160;
 

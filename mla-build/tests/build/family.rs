@@ -49,7 +49,8 @@ fn several_targets_one_object() {
     };
     assert_eq!(of("cuda/sm80/p.cu"), PORTABLE);
     assert_eq!(of("cuda/sm90/a.cu"), ["sm_90a"]);
-    // Sources for all are compiled for every target of any family; sm_90a takes the place of sm_90.
+    // Sources of no family are compiled for the targets of every family. sm_90a takes the place of
+    // sm_90.
     let all = ["sm_80", "sm_100", "sm_120", "compute_80", "sm_90a"];
     assert_eq!(of("cuda/all/c.cu"), all);
     assert_eq!(constant(&world, "SM80"), format!("{PORTABLE:?}"));

@@ -10,7 +10,7 @@ use mla_runtime::backend::{
 };
 use mla_runtime::spec::BackendSpec;
 
-/// `B` with `SHARED` bytes of shared memory per CTA, and `SMS` SMs.
+/// The backend `B` with `SHARED` bytes of shared memory per CTA, and `SMS` SMs.
 pub(super) struct Smaller<B, const SHARED: i32, const SMS: i32>(B);
 
 const fn limits(shared_memory_bytes: i32, multiprocessors: i32) -> MlaDeviceLimits {
