@@ -16,8 +16,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Writes a file of the build. An equal one keeps its time, or what includes it would be compiled
-/// again.
+/// Writes a file into the build's output folder. A file that has this text already is left alone,
+/// since a new modification time would make Cargo compile its users again.
 #[cfg(feature = "gpu")]
 fn write(name: &str, text: &str) -> Result<(), Box<dyn Error>> {
     let path = Path::new(&env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?).join(name);
@@ -45,8 +45,8 @@ fn compile() -> Result<(), Box<dyn Error>> {
     }
     let kernels = prebuilt(kernels);
     if kernels.enabled()?.is_empty() {
-        // A build without kernels compiles and links nothing: the declarations that a test holds to
-        // the header will do.
+        // A build without kernels compiles and links nothing. It takes the checked-in declarations,
+        // which a test compares with the header.
         println!("cargo::rerun-if-changed=cuda/include/mla.rs");
         write(
             "mla.rs",
@@ -63,8 +63,8 @@ fn compile() -> Result<(), Box<dyn Error>> {
     write("cuda.rs", &cuda(versions.next().flatten().as_deref()))
 }
 
-/// File that `src/gpu.rs` includes: the release of the CUDA that compiled the kernels, major and
-/// minor.
+/// Returns the text of the file that `src/gpu.rs` includes: major and minor number of the CUDA
+/// release that compiled the kernels.
 #[cfg(feature = "gpu")]
 fn cuda(version: Option<&str>) -> String {
     let release = version.and_then(|version| {
@@ -74,7 +74,7 @@ fn cuda(version: Option<&str>) -> String {
     format!("const CUDA_OF_KERNELS: Option<[u32; 2]> = {release:?};\n")
 }
 
-/// Adds the objects that a release brings of each family.
+/// Adds the prebuilt objects of each family.
 #[cfg(feature = "gpu")]
 fn prebuilt(kernels: mla_build::Kernels) -> mla_build::Kernels {
     #[cfg(feature = "sm80")]
@@ -88,8 +88,7 @@ fn prebuilt(kernels: mla_build::Kernels) -> mla_build::Kernels {
     kernels
 }
 
-/// Returns the declarations with a body for each function that refuses the call, so that the device
-/// alone links.
+/// Gives each declared function a body that refuses the call. A build without kernels then links.
 #[cfg(feature = "gpu")]
 fn refusing(declarations: &str) -> String {
     let lines = declarations.lines();

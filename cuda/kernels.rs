@@ -1,28 +1,28 @@
-//! Compilation of the sources of this folder: shared by the build script and by whatever else
-//! compiles them.
+//! Compilation of the sources of this folder, for the build script and for others that compile
+//! them.
 
 use std::{fs, io, path::Path};
 
 use mla_build::{Family, Kernels};
 
 /// Describes the kernels of the package in the folder `root`, without headers and with no family
-/// on. A family that mla-build does not know lists its targets in `targets.txt` in its folder, one
-/// of nvcc's names in a line.
+/// on. If mla-build does not know a family, the family's folder has a `targets.txt`, which lists
+/// its targets by nvcc's names, one in a line.
 ///
 /// # Errors
 ///
-/// A folder or a `targets.txt` that cannot be read.
+/// If a folder or a `targets.txt` cannot be read.
 pub(crate) fn kernels(root: &Path) -> io::Result<Kernels> {
     let mut kernels = Kernels::new()
         .sources("cuda/**/*.cu")
         .include("cuda")
         .cutlass()
-        // Machine code for four targets and PTX: a quarter of the bytes, for every driver since
-        // CUDA 12.4's.
+        // Machine code for four targets and PTX take a quarter of the bytes this way. Every driver
+        // since that of CUDA 12.4 can load them.
         .flag_for("cuda/{all,sm80}/**/*.cu", "--compress-mode=size")
         // Later GPUs have no further instruction that these kernels would use, so they get this
-        // PTX, which has run on a Hopper. The registers of prefill are tuned for it: from nvcc's
-        // PTX for other targets it spills.
+        // PTX, which has run on a Hopper. The registers of prefill are tuned for this PTX. With
+        // nvcc's PTX for other targets, prefill spills.
         .ptx_for("cuda/sm80/**/*.cu", "compute_80")
         // Caches of e4m3 are converted by an instruction that 8.0 lacks.
         .ptx_for("cuda/sm80/decode/instantiations/*_e4m3*.cu", "compute_89")
@@ -37,8 +37,8 @@ pub(crate) fn kernels(root: &Path) -> io::Result<Kernels> {
     Ok(kernels)
 }
 
-/// Returns the families that have a file of this name in their folders, and the files; `*` in the
-/// name stands for the family's.
+/// Returns the families that have a file of this name in their folders, and the files. `*` in the
+/// name stands for the family's name.
 ///
 /// # Errors
 ///

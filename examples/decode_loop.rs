@@ -1,12 +1,12 @@
-//! A decode loop as an engine on cudarc would have it: its own context, stream and slices, a CUDA
-//! graph per batch size, requests that come and go.
+//! A decode loop of an engine on cudarc: it has its own context, stream and slices, and a CUDA
+//! graph per batch size. Requests come and go.
 //!
 //! ```console
 //! $ cargo run --release --features sm90 --example decode_loop
 //! ```
 //!
-//! Every latent is a vector of ones. Whatever the scores, a head's output is then the sum of its
-//! value weights over the latent, and the end of the loop compares with that.
+//! Every latent is a vector of ones. A head's output is therefore the sum of its value weights over
+//! the latent, whatever the scores are. The end of the loop compares outputs with these sums.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -96,11 +96,11 @@ fn random(rng: &mut StdRng, elements: usize, max: f32) -> Vec<bf16> {
         .collect()
 }
 
-/// A running request: its tokens so far, and the length at which it stops.
+/// A running request: its number of tokens so far, and the length at which it stops.
 struct Running {
     len: usize,
     end: usize,
-    /// Number of its row among the preallocated rows of pages.
+    /// The index of its row in the preallocated rows of pages.
     seat: usize,
 }
 
@@ -154,7 +154,7 @@ impl Requests {
 type Layer = MlaLayer<WgmmaAttn, WgmmaMla>;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // The driver is looked for first, since cudarc would panic without one.
+    // The presence of a driver is checked first, since cudarc would panic without one.
     present_gpu().map_err(|cause| format!("{cause}; {}", cause.remedy()))?;
     // The engine's own context and stream.
     let context = CudaContext::new(0)?;
@@ -168,7 +168,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let layer = Layer::of(&gpu, &LayerConfig::new(problem, 192f32.powf(-0.5)))?;
     let mut workspace = layer.workspace(&StepLimits::new(MAX_REQUESTS, MAX_REQUESTS, PAGES))?;
 
-    // A graph for each of some sizes; a model would record all of its layers here.
+    // There is a graph for each of these sizes. A model would record all of its layers here.
     let sizes = [1, 2, 4, 8, 16, 24, 32];
     let record =
         |workspace: &mut _, shape: DecodeShape| tensors.forward(&layer, workspace, shape.tokens());
@@ -181,7 +181,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let start = Instant::now();
     for _ in 0..STEPS {
         let batch = requests.next();
-        // In a model, the layer before writes the queries.
+        // In a model, the preceding layer writes the queries.
         let value = bf16::from_f32(requests.rng.random::<f32>());
         stream.memcpy_htod(&vec![value; batch.len() * HEADS * 192], &mut tensors.query)?;
         let graph = DecodeGraph::for_requests(&mut graphs, batch.len())
@@ -192,8 +192,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             .map(|(len, pages)| StepRequest::new(1, *len, pages))
             .collect();
         let step = StepPlan::new(&workspace, &batch)?;
-        // SAFETY: the slices outlive the loop, only this stream uses them, and the cache has a row
-        // of pages for every seat.
+        // SAFETY: the slices outlive the loop, and only this stream uses them. The cache has a row
+        // of pages for every request.
         unsafe { graph.replay(&layer, &mut workspace, &step) }?;
     }
     let out = stream.clone_dtoh(&tensors.out)?;
@@ -205,7 +205,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
     let largest = largest_error(&out[..last_step * HEADS * 128], &host_weights);
     println!("largest error {largest:.1e}");
-    // Sums of about 1, rounded to bf16 once or twice.
+    // The outputs are sums of about 1, rounded to bf16 once or twice.
     if largest < 0.02 {
         Ok(())
     } else {
@@ -220,7 +220,7 @@ fn largest_error(out: &[bf16], weights: &[bf16]) -> f32 {
         for (v, value) in values.iter().enumerate() {
             let at = ((row % HEADS) * 256 + 128 + v) * 512;
             let sum: f32 = weights[at..at + 512].iter().map(|w| w.to_f32()).sum();
-            // A NaN counts as an error here; `max` would pass over it.
+            // A NaN counts as an error here. `max` would ignore it.
             let error = (value.to_f32() - sum).abs();
             largest = if error.is_nan() {
                 f32::MAX

@@ -1,13 +1,13 @@
-//! The raw tier: an engine with a memory pool of its own calls the C interface with addresses,
-//! strides and a stream. Nothing here allocates but the pool.
+//! The raw tier. An engine with its own memory pool calls the C interface with addresses, strides
+//! and a stream. Only the pool allocates memory.
 //!
 //! ```console
 //! $ cargo run --release --features sm90 --example raw_pool
 //! ```
 //!
-//! A step of decodes by hand: cache write, q_nope · W_UK, attention, · W_UV. Every latent is a
-//! vector of ones, so whatever the scores, a head's output is the sum of its value weights over the
-//! latent.
+//! A decode step consists of a cache write, q_nope · W_UK, attention, and · W_UV. Every latent is a
+//! vector of ones. A head's output is therefore the sum of its value weights over the latent,
+//! whatever the scores are.
 
 use std::error::Error;
 use std::mem::zeroed;
@@ -23,7 +23,7 @@ const LEN: usize = 300;
 const PAGE: usize = 64;
 const PAGES: usize = LEN.div_ceil(PAGE);
 
-/// An allocation, handed out from the front, and the stream that fills it.
+/// An allocation whose memory is handed out from the front, and the stream that fills it.
 struct Pool {
     base: u64,
     next: u64,
@@ -34,7 +34,7 @@ struct Pool {
 impl Pool {
     /// # Safety
     ///
-    /// The context is current, and it and the stream stay until the pool is dropped.
+    /// The context is current. The context and the stream live until the pool is dropped.
     unsafe fn new(bytes: usize, stream: CUstream) -> Result<Self, Box<dyn Error>> {
         // SAFETY: the context is current, as the caller says.
         let base = unsafe { result::malloc_sync(bytes) }?;
@@ -58,7 +58,7 @@ impl Pool {
     /// Allocates a range, and fills it with these bytes.
     fn filled(&mut self, bytes: &[u8]) -> Result<u64, Box<dyn Error>> {
         let address = self.take(bytes.len())?;
-        // SAFETY: the range is the pool's, and the host's bytes are ordinary memory, which the
+        // SAFETY: the range belongs to the pool. The host's bytes are ordinary memory, which the
         // driver has read when the call returns.
         unsafe { result::memcpy_htod_async(address, bytes, self.stream) }?;
         Ok(address)
@@ -68,12 +68,12 @@ impl Pool {
         self.filled(&values.flat_map(bf16::to_le_bytes).collect::<Vec<_>>())
     }
 
-    /// Allocates a decode's workspace: the counters at its beginning are zero before the first
-    /// launch.
+    /// Allocates a decode's workspace. The counters at its beginning have to be zero before the
+    /// first launch.
     fn workspace(&mut self, bytes: usize) -> Result<u64, Box<dyn Error>> {
         let address = self.take(bytes)?;
         let counters = bytes.min(raw::MLA_DECODE_COUNTER_BYTES as usize);
-        // SAFETY: the range is the pool's.
+        // SAFETY: the range belongs to the pool.
         unsafe { result::memset_d8_async(address, 0, counters, self.stream) }?;
         Ok(address)
     }
@@ -81,9 +81,9 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: the stream exists, as the caller of `new` promises, and has passed everything
-        // when the pool's own address is freed, once. An error of the driver is ignored, because
-        // the process ends here.
+        // SAFETY: the stream exists, as the caller of `new` promises. It has passed everything when
+        // the pool's address is freed, which happens once. An error of the driver is ignored,
+        // because the process ends here.
         unsafe {
             let _ = result::stream::synchronize(self.stream);
             let _ = result::free_sync(self.base);
@@ -93,7 +93,7 @@ impl Drop for Pool {
 
 /// Addresses of the engine's tensors.
 struct Tensors {
-    /// Weights in the order of checkpoints: `[H · (128 + 128), 512]`.
+    /// Weights in the layout of checkpoints: `[H · (128 + 128), 512]`.
     weights: u64,
     query: u64,
     latent: u64,
@@ -107,7 +107,7 @@ struct Tensors {
     out: u64,
 }
 
-/// The cached tokens of all requests, which are written into the cache at once.
+/// The number of cached tokens of all requests, which are written into the cache at once.
 const TOKENS: usize = REQUESTS * LEN;
 
 impl Tensors {
@@ -135,7 +135,7 @@ impl Tensors {
     }
 
     fn cache_write(&self) -> raw::MlaCacheWriteParams {
-        // SAFETY: plain numbers and pointers, for which zeros are values.
+        // SAFETY: the struct has only numbers and pointers, which may be zero.
         let mut write: raw::MlaCacheWriteParams = unsafe { zeroed() };
         write.latent = self.latent as *const _;
         write.rope = self.rope as *const _;
@@ -143,10 +143,10 @@ impl Tensors {
         write.cache = self.cache as *mut _;
         write.latent_token_stride = 512;
         write.rope_token_stride = 64;
-        // Strides are in bytes, since rows of some formats are no whole elements.
+        // Strides are in bytes, since rows of some formats are not whole elements.
         write.cache_page_stride = (PAGE * 576 * 2) as i64;
         write.cache_slot_stride = 576 * 2;
-        // Rotary keys lie behind the latents of their rows.
+        // Rotary keys follow the latents of their rows.
         write.pages = (REQUESTS * PAGES) as i64;
         write.tokens = TOKENS as i32;
         write.page_size = PAGE as i32;
@@ -158,7 +158,7 @@ impl Tensors {
         write
     }
 
-    /// Returns the parameters of q_lat = q_nope · W_UK: the weights are contiguous along n.
+    /// Returns the parameters of q_lat = q_nope · W_UK, with weights that are contiguous along n.
     fn absorb(&self) -> raw::MlaHeadGemmParams {
         raw::MlaHeadGemmParams {
             input: self.query as *const _,
@@ -181,7 +181,7 @@ impl Tensors {
         }
     }
 
-    /// Returns the parameters of out = o_lat · W_UV: the weights are contiguous along k.
+    /// Returns the parameters of out = o_lat · W_UV, with weights that are contiguous along k.
     fn values(&self) -> raw::MlaHeadGemmParams {
         raw::MlaHeadGemmParams {
             input: self.attended as *const _,
@@ -199,9 +199,9 @@ impl Tensors {
         }
     }
 
-    /// Returns the parameters without a workspace: its size depends on the rest.
+    /// Returns the parameters without a workspace, whose size depends on them.
     fn decode(&self) -> raw::MlaDecodeParams {
-        // SAFETY: plain numbers and pointers, for which zeros are values.
+        // SAFETY: the struct has only numbers and pointers, which may be zero.
         let mut decode: raw::MlaDecodeParams = unsafe { zeroed() };
         decode.q_latent = self.absorbed as *const _;
         decode.q_rope = (self.query + 2 * 128) as *const _;
@@ -240,11 +240,11 @@ impl Tensors {
 const OUTPUTS: usize = REQUESTS * HEADS * 128;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // The driver is looked for first, since cudarc would panic without one.
+    // The presence of a driver is checked first, since cudarc would panic without one.
     present_gpu().map_err(|cause| format!("{cause}; {}", cause.remedy()))?;
     let context = CudaContext::new(0)?;
     let stream = context.new_stream()?;
-    // SAFETY: the context is current; it and the stream are dropped after the pool.
+    // SAFETY: the context is current. It and the stream are dropped after the pool.
     let mut pool = unsafe { Pool::new(64 << 20, stream.cu_stream()) }?;
     let weights: Vec<bf16> = (0..HEADS * 256 * 512)
         .map(|at| bf16::from_f32(((at * 7919) % 2001) as f32 * 1e-4 - 0.1))
@@ -252,12 +252,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let tensors = Tensors::new(&mut pool, &weights)?;
     launch(&mut pool, &tensors)?;
     let mut out = vec![0u8; 2 * OUTPUTS];
-    // SAFETY: the range is the output's; the copy is waited for before the host's bytes are read.
+    // SAFETY: the range is the output's. The host's bytes are read only after the copy is done.
     unsafe { result::memcpy_dtoh_async(&mut out, tensors.out, stream.cu_stream()) }?;
     stream.synchronize()?;
     let largest = largest_error(&out, &weights);
     println!("{REQUESTS} requests of {LEN} tokens: largest error {largest:.1e}");
-    // Sums of about 1, rounded to bf16 once or twice.
+    // The outputs are sums of about 1, rounded to bf16 once or twice.
     if largest < 0.02 {
         Ok(())
     } else {
@@ -270,7 +270,7 @@ fn launch(pool: &mut Pool, tensors: &Tensors) -> Result<(), Box<dyn Error>> {
     let (write, absorb, values) = (tensors.cache_write(), tensors.absorb(), tensors.values());
     let mut decode = tensors.decode();
     let mut workspace_bytes = 0;
-    // SAFETY: both are values on this stack.
+    // SAFETY: both parameters are values on this stack.
     unsafe {
         raw::check(
             "workspace",
@@ -280,8 +280,8 @@ fn launch(pool: &mut Pool, tensors: &Tensors) -> Result<(), Box<dyn Error>> {
     decode.workspace = pool.workspace(workspace_bytes)? as *mut _;
     decode.workspace_bytes = workspace_bytes;
     let stream = pool.stream.cast();
-    // SAFETY: the context is current; every address is the pool's, holds what its strides and
-    // extents say, and stays until the stream has passed the launches.
+    // SAFETY: the context is current. Every address belongs to the pool, holds what its strides and
+    // extents say, and stays valid until the stream has passed the launches.
     unsafe {
         raw::check("load", raw::mla_load_helpers())?;
         raw::check("cache write", raw::mla_cache_write(&write, stream))?;
@@ -300,7 +300,7 @@ fn largest_error(out: &[u8], weights: &[bf16]) -> f32 {
         let (head, v) = (at / 128 % HEADS, at % 128);
         let row = (head * 256 + 128 + v) * 512;
         let sum: f32 = weights[row..row + 512].iter().map(|w| w.to_f32()).sum();
-        // A NaN counts as an error here; `max` would pass over it.
+        // A NaN counts as an error here. `max` would ignore it.
         let error = (value - sum).abs();
         largest = if error.is_nan() {
             f32::MAX

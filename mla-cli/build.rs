@@ -4,7 +4,8 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     use vergen_gitcl::{Emitter, Gitcl, Rustc};
 
-    // Without a repository or without git, a variable is not set, which the program says.
+    // Without a repository or without git, a variable is not set, and the program reports it as
+    // unknown.
     Emitter::default()
         .add_instructions(&Gitcl::builder().sha(false).dirty(true).build())?
         .add_instructions(&Rustc::builder().semver(true).build())?

@@ -1,5 +1,5 @@
-//! Compiles the shim over cuDNN's frontend from its pinned wheels. Without the feature nothing of
-//! it is needed.
+//! Compiles the shim over cuDNN's frontend from its pinned wheels. Without the feature, the wheels
+//! are not needed.
 
 #[cfg(feature = "cudnn")]
 fn main() -> Result<(), mla_build::Error> {
@@ -22,7 +22,7 @@ fn main() -> Result<(), mla_build::Error> {
         // cuDNN and the CUDA runtime are opened when the program runs.
         .define("NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING")
         .compile("cudnn_shim")?;
-    // The shim calls dlopen, which is in the C library since glibc 2.34.
+    // The shim calls dlopen, which the C library has since glibc 2.34.
     println!("cargo::rustc-link-lib=dylib=dl");
     Ok(())
 }

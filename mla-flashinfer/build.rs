@@ -1,9 +1,9 @@
-//! Compiles FlashInfer's kernels from its pinned wheel. Without a family nothing of it is needed.
+//! Compiles FlashInfer's kernels from its pinned wheel. Without a family, the wheel is not needed.
 
 #[cfg(feature = "gpu")]
 fn main() -> Result<(), mla_build::Error> {
     let wheel = mla_build::Wheel::new("flashinfer-python", "0.7.2.post1")
-        // FlashInfer uses more of CCCL than CUDA 13.0 brings along, so the wheel's own comes first.
+        // FlashInfer needs a newer CCCL than CUDA 13.0 has, so the wheel's own comes first.
         .include("flashinfer/data/cccl/libcudacxx/include")
         .include("flashinfer/data/cccl/thrust")
         .include("flashinfer/data/cccl/cub")
@@ -17,7 +17,8 @@ fn main() -> Result<(), mla_build::Error> {
         .include("kernels/common")
         .include("kernels/stand-in")
         .wheel(wheel)
-        // FlashInfer's own builds have these flags; without NDEBUG its errors go to standard error.
+        // FlashInfer's own builds have these flags. Without NDEBUG it prints errors on standard
+        // error.
         .define("NDEBUG")
         .flag("--expt-relaxed-constexpr")
         .flag("--use_fast_math")

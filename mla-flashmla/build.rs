@@ -1,5 +1,5 @@
-//! Compiles FlashMLA's dense decode from a checkout that the user names. Without the feature
-//! nothing of it is needed.
+//! Compiles FlashMLA's dense decode from a checkout that the user names. Without the feature, the
+//! checkout is not needed.
 
 #[cfg(feature = "sm90")]
 fn main() -> Result<(), mla_build::Error> {
@@ -7,14 +7,15 @@ fn main() -> Result<(), mla_build::Error> {
         .repository("https://github.com/deepseek-ai/FlashMLA")
         .include("csrc")
         .include("csrc/kerutils/include")
-        // The toolkit's CUTLASS takes its place.
+        // The toolkit's CUTLASS is used instead.
         .without("csrc/cutlass")
         .contents("7845f1d0fdbdd7d3f4ac66c06981be5af574d30a95a5c61fba5f08bc6dc80e99");
     mla_build::Kernels::new()
         .sources("kernels/**/*.cu")
         .header("kernels/flashmla.h")
         .include("kernels")
-        // Ahead of FlashMLA's own: its macros end the process, and these throw.
+        // This folder is searched before FlashMLA's own. FlashMLA's macros end the process, and
+        // these throw.
         .include("kernels/overlay")
         .checkout(flashmla)
         .cutlass()

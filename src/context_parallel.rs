@@ -1,11 +1,12 @@
-//! Decode context parallelism: a request's cache spread over GPUs, each of which attends to its own
-//! shard.
+//! Decode context parallelism: the cache of a request is spread over GPUs, and each GPU attends to
+//! its own shard.
 //!
 //! [`plan::parallel`](mla_runtime::plan::parallel) says which rank holds which token. Each rank
-//! runs an ordinary layer for all heads on its shard of the cache: a request has the new token and
-//! the cached ones that the rank holds ([`local_len`]; with none the request is padding). The new
-//! token's slot is [`new_token_slots_on`]'s, which all ranks but one skip. Since the product with
-//! W_UV is linear, the ranks' results can be merged by their log-sum-exps:
+//! runs an ordinary layer for all heads on its shard of the cache. For this layer, a request has
+//! only the tokens, cached and new, that the rank holds ([`local_len`]). A request without any is
+//! padding. The new token's slot comes from [`new_token_slots_on`]: one rank writes it, and the
+//! others skip it. The product with W_UV is linear, so the ranks' results can be merged by their
+//! log-sum-exps:
 //!
 //! ```text
 //! rank r      (out_r, lse_r)  = layer on its shard of the cache      [T, H, V], [H, T]
@@ -13,23 +14,23 @@
 //! every rank  out, lse        = merge of all, in the order of the ranks
 //! ```
 //!
-//! V values per head and token travel instead of L, and every rank ends with the same bits. Steps
-//! have one new token per request: of several tokens, those that another rank holds would be seen
-//! too late.
+//! The ranks send V values per head and token instead of L, and every rank ends with the same bits.
+//! Steps have one new token per request. With several, other ranks would hold some of them, and a
+//! rank would see those too late.
 //!
-//! Two things of a call are the engine's here. Sinks take part once: the ranks' layers get none,
-//! and [`Device::scale_outputs`] comes behind the merge, with its log-sum-exp. And a rank's layer
-//! counts the tokens of its own part of a cache, which are no positions: it rotates by positions of
-//! the caller's own, and has no
-//! [query scaling](mla_runtime::backend::LayerConfig::query_scaling). Queries are multiplied before
-//! they are passed.
+//! The engine has to do two things itself. First, sinks must take part only once: the ranks' layers
+//! get none, and [`Device::scale_outputs`] follows the merge, with its log-sum-exp. Second, a
+//! rank's layer counts only the tokens of its own shard, so it does not know their positions. The
+//! layer rotates by positions that the caller gives. It has no [query
+//! scaling](mla_runtime::backend::LayerConfig::query_scaling): the caller multiplies queries before
+//! passing them.
 //!
-//! NCCL does not check that the ranks of a call agree: ranks of other lengths write past each
-//! other's memory. The ranks therefore exchange what each is about to send, on a group and a stream
-//! of their own, and every rank refuses a call on which they disagree before NCCL gets it. The host
-//! waits for the other ranks' hosts meanwhile, not for the stream, and for nothing when a captured
-//! graph is replayed. An engine whose ranks agree by construction leaves that out with
-//! [`Communicator::all_gather_unchecked`] and [`PartialResults::merge_unchecked`]: these only
+//! NCCL does not check that the ranks of a call agree: ranks with different lengths write past each
+//! other's memory. The ranks therefore tell each other what they are about to send, on a second
+//! group with its own stream. Every rank refuses a call on which they disagree before NCCL gets it.
+//! Meanwhile the host waits for the hosts of the other ranks, but not for the stream. Replays of a
+//! captured graph do not wait. An engine whose ranks agree by construction can skip this check with
+//! [`Communicator::all_gather_unchecked`] and [`PartialResults::merge_unchecked`], which only
 //! enqueue.
 //!
 //! [`local_len`]: mla_runtime::plan::parallel::ContextParallel::local_len
@@ -51,8 +52,8 @@ use mla_runtime::{Error, Result};
 use crate::device::{Allocated, Buffer, Bytes, BytesMut, Cuda, failed as driver_failed};
 use crate::library;
 
-/// Identifier that the ranks of a group have in common: one of them makes it, and the engine
-/// carries it to the others by any means that it has.
+/// Identifier that the ranks of a group have in common. One rank makes it, and the engine sends it
+/// to the others.
 #[derive(Clone, Copy)]
 pub struct GroupId([c_char; 128]);
 
@@ -89,7 +90,7 @@ pub struct Communicator {
     ranks: usize,
 }
 
-// SAFETY: NCCL asks that calls on one communicator do not overlap, from whatever thread. It is not
+// SAFETY: NCCL asks that calls on one communicator do not overlap, from any thread. The type is not
 // `Sync`.
 unsafe impl Send for Communicator {}
 
@@ -101,7 +102,7 @@ struct Group {
 }
 
 impl Group {
-    /// Joins a group; waits for all ranks. The stream's context is current.
+    /// Joins a group, and waits for all ranks. The stream's context must be current.
     fn join(stream: &Arc<CudaStream>, rank: usize, ranks: usize, id: GroupId) -> Result<Self> {
         let mut raw = std::ptr::null_mut();
         let id = sys::ncclUniqueId { internal: id.0 };
@@ -145,7 +146,8 @@ impl Drop for Group {
             driver::ctx::set_current(self.stream.context().cu_ctx())
                 .and_then(|()| driver::stream::synchronize(self.stream.cu_stream()))
         };
-        // SAFETY: made once, destroyed once, with nothing of it on the stream any more.
+        // SAFETY: the communicator was made once and is destroyed once, and nothing of it is left
+        // on the stream.
         let destroyed = unsafe { result::comm_destroy(self.raw) }.map(drop);
         if waited.is_err() || destroyed.is_err() {
             tracing::error!(?waited, ?destroyed, "a group of GPUs was not left");
@@ -153,12 +155,12 @@ impl Drop for Group {
     }
 }
 
-/// A call that a rank is about to make, which has the same size for every call, so that no exchange
-/// can disagree.
+/// A call that a rank is about to make. Intents have the same size for every call, so exchanging
+/// them cannot itself go wrong.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Intent {
     call: Call,
-    /// The number of bytes that it sends, or the sizes of its tensors.
+    /// The number of bytes that the rank sends, or the sizes of its tensors.
     extents: [u64; 4],
 }
 
@@ -174,7 +176,8 @@ enum Call {
 
 const INTENT_BYTES: usize = 40;
 
-/// Marker in place of the first extent if a rank refuses its call: the others would wait for it.
+/// Value of the first extent if a rank refuses its call. Without it, the other ranks would wait for
+/// that rank.
 const REFUSED: u64 = u64::MAX;
 
 impl Intent {
@@ -187,7 +190,7 @@ impl Intent {
         bytes
     }
 
-    /// Refuses intents of the ranks, in their order, that are not all this rank's own.
+    /// Refuses the ranks' intents, in the order of the ranks, unless all equal this rank's own.
     fn check(self, rank: usize, all: &[u8]) -> Result<()> {
         let own = self.to_bytes();
         let other = all
@@ -203,7 +206,7 @@ impl Intent {
     }
 }
 
-/// An intent in words.
+/// Displays an intent in words.
 struct Shown<'a>(&'a [u8]);
 
 impl fmt::Display for Shown<'_> {
@@ -224,7 +227,7 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// The second group, on a stream of its own, through which ranks learn each other's intents.
+/// The second group, on its own stream. Through it, ranks learn what the others intend.
 struct Agreement {
     group: Group,
     own: Buffer,
@@ -232,8 +235,8 @@ struct Agreement {
 }
 
 impl Agreement {
-    /// Makes a second group of the ranks of `first`, whose id rank 0 makes. This waits for all
-    /// ranks.
+    /// Makes a second group of the ranks of `first`. Rank 0 makes its identifier. This waits for
+    /// all ranks.
     fn of(first: &Group, device: &Cuda, rank: usize, ranks: usize) -> Result<Self> {
         let id = match rank {
             0 => GroupId::new()?,
@@ -247,12 +250,12 @@ impl Agreement {
             own: Buffer::zeroed(&stream, INTENT_BYTES, &Allocated::default())?,
             all: Buffer::zeroed(&stream, INTENT_BYTES * ranks, &Allocated::default())?,
         };
-        // NCCL allocates at a group's first call: so that is done before any capture.
+        // NCCL allocates at a group's first call, so that call is made here, before any capture.
         agreement.intents(&[0; INTENT_BYTES])?;
         Ok(agreement)
     }
 
-    /// Tells every rank the intent of this one, and is told theirs.
+    /// Sends this rank's intent to every rank, and returns the intents of all ranks.
     fn intents(&self, own: &[u8; INTENT_BYTES]) -> Result<Vec<u8>> {
         gather_host(&self.group, own, &self.own, &self.all)
     }
@@ -262,7 +265,7 @@ fn no_rank() -> Error {
     Error::argument("ranks", 0, "1 and up")
 }
 
-/// Gathers bytes of every rank's host, which have the same length on all of them.
+/// Gathers bytes of every rank's host, with the same length on all of them.
 fn exchange(group: &Group, own: &[u8], ranks: usize) -> Result<Vec<u8>> {
     let account = Allocated::default();
     let from = Buffer::zeroed(&group.stream, own.len(), &account)?;
@@ -270,8 +273,8 @@ fn exchange(group: &Group, own: &[u8], ranks: usize) -> Result<Vec<u8>> {
     gather_host(group, own, &from, &to)
 }
 
-/// Does an [`exchange`] by way of these buffers of the group's stream: as long as `own`, and as
-/// that of all ranks.
+/// Does an [`exchange`] through these buffers of the group's stream. `from` is as long as `own`,
+/// and `to` as long as the bytes of all ranks.
 fn gather_host(group: &Group, own: &[u8], from: &Buffer, to: &Buffer) -> Result<Vec<u8>> {
     let stream = group.stream.cu_stream();
     let mut all = vec![0; to.len()];
@@ -299,7 +302,7 @@ struct Uncaptured {
 impl Uncaptured {
     fn new() -> Result<Self> {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the driver writes the mode that was and takes the one that is there.
+        // SAFETY: the driver takes the mode in `mode` and writes the previous one there.
         unsafe { cuThreadExchangeStreamCaptureMode(&raw mut mode) }
             .result()
             .map_err(driver_failed("exchange"))?;
@@ -309,8 +312,8 @@ impl Uncaptured {
 
 impl Drop for Uncaptured {
     fn drop(&mut self) {
-        // SAFETY: the driver writes the mode that was and takes the one that is there, which is
-        // what was before.
+        // SAFETY: the driver takes the mode in `self.mode`, which is the previous one, and writes
+        // the current one there.
         let restored = unsafe { cuThreadExchangeStreamCaptureMode(&raw mut self.mode) };
         if let Err(error) = restored.result() {
             tracing::error!(%error, "a thread's capture mode was not restored");
@@ -356,12 +359,13 @@ impl Communicator {
     }
 
     /// Copies every rank's `from` to every rank's `to`, in the order of the ranks. Every rank has
-    /// to call it; this waits until it has.
+    /// to call this, and each call waits for all ranks.
     ///
     /// # Errors
     ///
-    /// If `to` is not as long as the ranks' `from` together; on every rank if the lengths of `from`
-    /// differ; if the memory is of another stream; or if NCCL refuses.
+    /// - On this rank: if `to` is not as long as the ranks' `from` together, if the memory belongs
+    ///   to another stream, or if NCCL refuses.
+    /// - On every rank: if the lengths of `from` differ.
     pub fn all_gather(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
         let checked = self.check_gather(from, &to);
         let len = if checked.is_ok() {
@@ -371,7 +375,7 @@ impl Communicator {
         };
         let agreed = self.agree(Call::AllGather, [len, 0, 0, 0]);
         checked.and(agreed)?;
-        // SAFETY: every rank is about to send the same number of bytes.
+        // SAFETY: the ranks agreed to send the same number of bytes.
         unsafe { self.enqueue_gather(from, to) }
     }
 
@@ -379,7 +383,7 @@ impl Communicator {
     ///
     /// # Safety
     ///
-    /// Every rank calls it with a `from` of the same length, as its next call on the group.
+    /// Every rank must call this with a `from` of the same length, as its next call on the group.
     ///
     /// # Errors
     ///
@@ -404,7 +408,7 @@ impl Communicator {
         ))
     }
 
-    /// Refuses, on every rank, a call on which the ranks disagree. Waits for the ranks' hosts.
+    /// Refuses, on every rank, a call on which the ranks disagree. This waits for the ranks' hosts.
     fn agree(&self, call: Call, extents: [u64; 4]) -> Result<()> {
         self.device.bind()?;
         let intent = Intent { call, extents };
@@ -415,15 +419,16 @@ impl Communicator {
 
     /// # Safety
     ///
-    /// The caller keeps the contract of [`all_gather_unchecked`](Self::all_gather_unchecked), of
-    /// bytes that [`check_gather`](Self::check_gather) takes.
+    /// The caller keeps the contract of [`all_gather_unchecked`](Self::all_gather_unchecked), for
+    /// bytes that [`check_gather`](Self::check_gather) accepted.
     unsafe fn enqueue_gather(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
         if from.is_empty() {
             return Ok(());
         }
         self.device.bind()?;
-        // SAFETY: both ranges are memory of the device's stream, of the lengths that were checked,
-        // the second borrowed mutably; the ranks send equal numbers of bytes, as the caller says.
+        // SAFETY: both ranges are memory of the device's stream, and their lengths were checked.
+        // The second is borrowed mutably. The ranks send equal numbers of bytes, as the caller
+        // says.
         unsafe {
             self.group
                 .all_gather(from.address(), to.address(), from.len())
@@ -431,7 +436,7 @@ impl Communicator {
     }
 }
 
-/// Memory for all ranks' results of a step.
+/// Memory for the results of all ranks in a step.
 pub struct PartialResults {
     outputs: Buffer,
     lses: Buffer,
@@ -442,12 +447,13 @@ pub struct PartialResults {
 
 impl PartialResults {
     /// Allocates the memory for layers of this problem and steps of up to `tokens` tokens. Every
-    /// rank has to call it; this waits until it has.
+    /// rank has to call this, and each call waits for all ranks.
     ///
     /// # Errors
     ///
-    /// If the device's memory cannot hold the tokens; on every rank if one names another number of
-    /// tokens or heads, another width, or a dtype of another size.
+    /// - On this rank: if the device's memory cannot hold the tokens.
+    /// - On every rank: if one of them names another number of tokens or heads, another width, or a
+    ///   dtype of another size.
     pub fn new(communicator: &Communicator, problem: &Problem, tokens: usize) -> Result<Self> {
         let (heads, width) = (problem.heads as usize, problem.dims.head.v as usize);
         let extents = [tokens, heads, width, problem.dtype.bytes()].map(|extent| extent as u64);
@@ -470,12 +476,13 @@ impl PartialResults {
     }
 
     /// Replaces each rank's own `out` `[T, H, V]` and `lse` `[H, T]`, both without gaps, by those
-    /// of the whole cache. Every rank has to call it; this waits until it has.
+    /// of the whole cache. Every rank has to call this, and each call waits for all ranks.
     ///
     /// # Errors
     ///
-    /// If a tensor has another shape, dtype or strides or is of another stream, or there are too
-    /// many tokens; on every rank if their numbers of tokens differ.
+    /// - On this rank: if a tensor has another shape, dtype or strides, if it belongs to another
+    ///   stream, or if there are too many tokens.
+    /// - On every rank: if their numbers of tokens differ.
     pub fn merge(
         &mut self,
         communicator: &Communicator,
@@ -492,7 +499,7 @@ impl PartialResults {
             [self.heads, self.width, self.dtype.bytes()].map(|extent| extent as u64);
         let agreed = communicator.agree(Call::Merge, [tokens, heads, width, bytes]);
         checked.and(agreed)?;
-        // SAFETY: every rank is about to merge the same number of rows.
+        // SAFETY: the ranks agreed to merge the same number of rows.
         unsafe { self.enqueue_merge(communicator, out, lse) }
     }
 
@@ -500,13 +507,13 @@ impl PartialResults {
     ///
     /// # Safety
     ///
-    /// Every rank calls it with the same number of tokens, of results made for the same problem, as
-    /// its next call on the group.
+    /// Every rank must call this with the same number of tokens, as its next call on the group. The
+    /// results were made for the same problem on all ranks.
     ///
     /// # Errors
     ///
-    /// If a tensor has another shape, dtype or strides or is of another stream, or there are too
-    /// many tokens.
+    /// If a tensor has another shape, dtype or strides, if it belongs to another stream, or if
+    /// there are too many tokens.
     pub unsafe fn merge_unchecked(
         &mut self,
         communicator: &Communicator,
@@ -518,7 +525,7 @@ impl PartialResults {
         unsafe { self.enqueue_merge(communicator, out, lse) }
     }
 
-    /// Refuses results that do not fit.
+    /// Refuses tensors that do not fit.
     fn check(
         &self,
         communicator: &Communicator,
@@ -548,8 +555,8 @@ impl PartialResults {
 
     /// # Safety
     ///
-    /// The caller keeps the contract of [`merge_unchecked`](Self::merge_unchecked), of tensors that
-    /// [`check`](Self::check) takes.
+    /// The caller keeps the contract of [`merge_unchecked`](Self::merge_unchecked), for tensors
+    /// that [`check`](Self::check) accepted.
     unsafe fn enqueue_merge(
         &mut self,
         communicator: &Communicator,
@@ -575,8 +582,8 @@ impl PartialResults {
             let other = TensorRef::new(nth(&self.outputs, rank, each), whole)?;
             let other_lse = nth(&self.lses, rank, each_lse);
             if rank == 0 {
-                // Ranks begin with the same result and merge in the same order, and so get the same
-                // bits.
+                // All ranks begin with the same result and merge in the same order, so they get the
+                // same bits.
                 device.copy(other, out.reborrow())?;
                 let row = Layout::contiguous(DType::F32, [1, 1, self.heads * tokens]);
                 let to = TensorMut::new(lse.reborrow().into_bytes(), row)?;
@@ -595,7 +602,7 @@ fn nth(buffer: &Buffer, rank: usize, len: usize) -> Bytes<'_> {
     Cuda::byte_range(buffer.bytes(), rank * len..(rank + 1) * len)
 }
 
-// Returns the first `len` bytes: a view may be made from more than it needs.
+// Returns the first `len` bytes. A tensor's view may have more bytes than it needs.
 fn first(bytes: Bytes<'_>, len: usize) -> Bytes<'_> {
     Cuda::byte_range(bytes, 0..len)
 }

@@ -1,19 +1,19 @@
-//! Decode steps as CUDA graphs: captured once for a number of requests, replayed while lengths,
-//! pages and slots change.
+//! Decode steps as CUDA graphs: captured once for a number of requests, then replayed while
+//! lengths, pages and slots change.
 //!
-//! The launches of a step of decodes depend on its counts and on the longest length that it allows
-//! for. A graph that was captured for `n` requests of `q` tokens and for `max_len` serves every
-//! step of up to `n` such requests of at most `max_len` tokens: the others are padding, which
-//! attends to nothing, writes no cache row, and gives zeros.
+//! The launches of a decode step depend on its counts and on its maximum length. A graph captured
+//! for `n` requests of `q` tokens and for `max_len` serves every step of up to `n` such requests of
+//! at most `max_len` tokens. The other requests are padding: they attend to nothing, write no cache
+//! row, and give zeros.
 //!
 //! ```text
 //! once       capture_sizes   for each size: prepare padding, run it, capture it
 //! per step   replay          fill up with padding, prepare (uploads the arrays), launch
 //! ```
 //!
-//! The engine decides what is captured: one layer, or all of a model with everything between the
-//! layers. The engine's own tensors are captured by their addresses. Before a replay it copies a
-//! step's inputs to those places, and afterwards it finds the outputs there.
+//! The engine decides what is captured: one layer, or a whole model with everything between the
+//! layers. The engine's own tensors are captured by their addresses. Before a replay the engine
+//! copies a step's inputs to these addresses. Afterwards it finds the outputs there.
 
 use mla_runtime::backend::{DecodeStage, PrefillStage, StepLimits};
 use mla_runtime::layer::{MlaLayer, StepPlan, StepRequest, Workspace};
@@ -26,13 +26,13 @@ use crate::device::{Cuda, Graph};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct DecodeShape {
-    /// The requests of a step, padding included.
+    /// The number of requests of a step, padding included.
     pub requests: usize,
-    /// The new tokens of each.
+    /// The number of new tokens of each request.
     pub query_len: u32,
     /// The maximum number of tokens that a request has in any replay.
     pub max_len: u32,
-    /// True if its steps are [causal](StepPlan::with_causal).
+    /// True if the graph's steps are [causal](StepPlan::with_causal).
     pub causal: bool,
 }
 
@@ -55,12 +55,12 @@ impl DecodeShape {
         self
     }
 
-    /// Returns the tokens of a step, padding included; `usize::MAX` if there are more.
+    /// Returns the number of tokens of a step, padding included, or `usize::MAX` if it is larger.
     pub const fn tokens(&self) -> usize {
         self.requests.saturating_mul(self.query_len as usize)
     }
 
-    /// Refuses a shape that decodes of `problem` within `limits` cannot have.
+    /// Refuses a shape that decode steps of `problem` within `limits` cannot have.
     fn check(&self, limits: &StepLimits, problem: &Problem) -> Result<()> {
         let query_len = self.query_len as usize;
         for (field, given, limit, max) in [
@@ -90,7 +90,7 @@ impl DecodeShape {
         if max_pages == 0 {
             return Err(Error::argument("limits.pages_per_request", 0, "1 and up"));
         }
-        // The workspace's limits keep it within 31 bits.
+        // The workspace's limits keep this product within 31 bits.
         let longest = max_pages * problem.page_size as usize;
         if self.max_len as usize > longest {
             let accepted =
@@ -113,19 +113,20 @@ impl DecodeShape {
 pub struct DecodeGraph {
     graph: Graph,
     shape: DecodeShape,
-    /// The number of the workspace with which it was captured.
+    /// The number of the workspace with which the graph was captured.
     workspace: u64,
 }
 
 impl DecodeGraph {
-    /// Captures what `record` enqueues for a step of `shape`. It is called twice, the first time
-    /// without capturing, so that nothing is loaded for the first time while the graph is captured;
-    /// both times every request is padding.
+    /// Captures what `record` enqueues for a step of `shape`.
+    ///
+    /// `record` is called twice, both times with a step of padding alone. The first call is not
+    /// captured, so that everything is loaded before the graph is captured.
     ///
     /// # Errors
     ///
     /// If the shape exceeds the workspace's limits or has requests that the layer does not put on
-    /// the absorbed path, `record` fails, or something in it cannot be captured.
+    /// the absorbed path, if `record` fails, or if something in it cannot be captured.
     pub fn capture<P, D>(
         layer: &MlaLayer<P, D>,
         workspace: &mut Workspace<P, D>,
@@ -151,7 +152,8 @@ impl DecodeGraph {
         })
     }
 
-    /// Captures a graph for each of `sizes` requests, ascending; `record` is told the shape.
+    /// Captures a graph for each number of requests in `sizes`, which ascend. `record` is called
+    /// with the shape.
     ///
     /// # Errors
     ///
@@ -180,7 +182,7 @@ impl DecodeGraph {
         graphs.collect()
     }
 
-    /// Returns the first of such graphs that holds a step of `requests` requests, if one does.
+    /// Returns the first of these graphs that holds a step of `requests` requests, if one does.
     pub fn for_requests(graphs: &mut [Self], requests: usize) -> Option<&mut Self> {
         let mut graphs = graphs.iter_mut();
         graphs.find(|graph| graph.shape.requests >= requests)
@@ -192,21 +194,22 @@ impl DecodeGraph {
     }
 
     /// Prepares the step, filled up with padding behind its own requests, and enqueues the graph.
-    /// The step's `max_len` is the graph's, and its `dense_within` counts as 0: every request goes
-    /// by its slot lists. Nothing is allocated if the step is [padded](StepPlan::padded_to) to the
-    /// graph's requests and has its [`max_len`](StepPlan::with_max_len).
+    ///
+    /// The graph's `max_len` replaces the step's. Its `dense_within` counts as 0: every request
+    /// uses its slot lists. Nothing is allocated if the step is [padded](StepPlan::padded_to) to
+    /// the graph's requests and has its [`max_len`](StepPlan::with_max_len).
     ///
     /// # Safety
     ///
-    /// The conditions are those of [`Graph::replay`]: all memory that was captured is still
-    /// allocated and stays so until the stream has passed this, and no other stream accesses it in
-    /// conflict meanwhile. The cache has every page that the step names; that was checked of the
-    /// captured step alone.
+    /// The conditions of [`Graph::replay`] hold: all captured memory is still allocated and stays
+    /// so until the stream has passed this replay. No other stream accesses it in conflict
+    /// meanwhile. Besides, the cache has every page that the step names. Only the captured step's
+    /// pages were checked.
     ///
     /// # Errors
     ///
-    /// If the step does not fit the graph, the workspace is not the one that it was captured with,
-    /// or the device fails.
+    /// If the step does not fit the graph, if the graph was captured with another workspace, or if
+    /// the device fails.
     pub unsafe fn replay<P, D>(
         &mut self,
         layer: &MlaLayer<P, D>,
@@ -252,7 +255,7 @@ impl DecodeGraph {
         unsafe { self.graph.replay() }
     }
 
-    /// Refuses a step that the graph was not captured for.
+    /// Refuses a step for which the graph was not captured.
     fn check(&self, step: &StepPlan) -> Result<()> {
         let DecodeShape {
             requests,

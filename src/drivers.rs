@@ -1,7 +1,7 @@
-//! Drivers for what a release of CUDA compiled; `cargo xtask release` reads this, too.
+//! The first drivers for releases of CUDA. `cargo xtask release` reads this file, too.
 
-/// The first driver for each release of CUDA, from its release notes. Objects of one release run
-/// on later drivers; their machine code also on the first driver of the same major release.
+/// The first driver for each release of CUDA, from its release notes. Objects of one release run on
+/// later drivers. Their machine code also runs on the first driver of the same major release.
 const DRIVERS: &[([u32; 2], &str)] = &[
     ([12, 0], "R525"),
     ([12, 1], "R530"),

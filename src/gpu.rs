@@ -8,29 +8,29 @@ use mla_runtime::spec::{Capability, Cause, Target};
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Gpu {
-    /// The number that the driver gives it, from 0.
+    /// The number that the driver gives the GPU, from 0.
     pub ordinal: usize,
-    /// The name that the driver gives it.
+    /// The name that the driver gives the GPU.
     pub name: String,
     /// The compute capability.
     pub capability: Capability,
-    /// The size of its memory in bytes.
+    /// The size of the GPU's memory in bytes.
     pub memory: usize,
 }
 
 impl Gpu {
-    /// Returns the target of a selection for this GPU.
+    /// Returns this GPU as the target of a selection.
     pub fn target(&self) -> Target {
         Target::present_gpu(self.capability)
     }
 }
 
 /// Returns the first GPU of this machine, or the reason why none can be used: no feature that
-/// compiles kernels, no driver, or no device. Asking creates no context on the GPU.
+/// compiles kernels, no driver, or no device. This creates no context on the GPU.
 ///
 /// # Errors
 ///
-/// The cause, if there is none.
+/// Returns the reason if no GPU can be used.
 pub fn present_gpu() -> Result<Gpu, Cause> {
     imp::gpu(0)
 }
@@ -38,9 +38,10 @@ pub fn present_gpu() -> Result<Gpu, Cause> {
 #[cfg(feature = "gpu")]
 pub(crate) use imp::gpu;
 
-/// The cause if a driver of this version, in the driver's own numbering, does not run the code of a
-/// release of CUDA. Machine code runs from the first driver of its major release on, PTX from the
-/// first driver of its very release on.
+/// Returns the cause if a driver cannot run the code of a release of CUDA.
+///
+/// `version` is in the driver's own numbering. Machine code runs from the first driver of its major
+/// release on, PTX only from the first driver of its own release on.
 #[cfg(any(feature = "gpu", test))]
 fn too_old(version: i32, [major, minor]: [u32; 2], is_ptx: bool) -> Option<Cause> {
     let version = u32::try_from(version).unwrap_or(0);
@@ -53,8 +54,8 @@ fn too_old(version: i32, [major, minor]: [u32; 2], is_ptx: bool) -> Option<Cause
     })
 }
 
-/// True if the driver makes machine code of PTX for a GPU of this capability, since none of these
-/// targets is for it.
+/// True if the driver has to compile PTX for a GPU of this capability, since no target has machine
+/// code for it.
 #[cfg(any(feature = "gpu", test))]
 fn takes_ptx(targets: &'static [&'static str], capability: Capability) -> bool {
     let name = "all";
@@ -193,7 +194,7 @@ mod tests {
             (&["sm_80", "sm_90a", "compute_80"][..], (9, 0), false),
             (&["sm_80", "sm_90a", "compute_80"], (12, 0), true),
             (&["compute_80"], (9, 0), true),
-            // Nothing runs there, which another reason says.
+            // Nothing runs there, but another refusal says so.
             (&["sm_90a"], (8, 0), false),
             (&[], (9, 0), false),
         ] {

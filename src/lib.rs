@@ -2,11 +2,12 @@
 //!
 //! # Features
 //!
-//! A family of kernels has a feature: `sm80` runs on every GPU since Ampere, `sm90` on Hopper,
-//! `sm100` on Blackwell; [`backends`] has them all. Each turns on `gpu`, the GPU device, which can
-//! also be had alone, for kernels of your own. With no feature, nothing here needs CUDA, and
-//! [`present_gpu`] says so. `raw` is the C interface in Rust, `cpu` the CPU device, `conformance`
-//! the tests of a backend, `nccl` layers over several GPUs, `nvtx` ranges for a profiler.
+//! Each family of kernels has a feature: `sm80` runs on every GPU since Ampere, `sm90` on Hopper,
+//! `sm100` on Blackwell. [`backends`] lists them all. Each of these features turns on `gpu`, the
+//! GPU device. `gpu` can also be used alone, for kernels of your own. With no feature, nothing here
+//! needs CUDA, and [`present_gpu`] says so. `raw` is the C interface in Rust, `cpu` the CPU device,
+//! `conformance` the tests of a backend, `nccl` layers over several GPUs, `nvtx` ranges for a
+//! profiler.
 
 pub mod backends;
 #[cfg(all(feature = "nccl", feature = "gpu"))]

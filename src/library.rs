@@ -1,10 +1,12 @@
 //! Presence of the libraries of CUDA.
 //!
-//! cudarc loads each when it is first called, and panics where it is missing, so this module looks
-//! first. If another crate of the program has cudarc link them instead, as candle does, there is
-//! nothing to look for: without them the program would not have started.
+//! cudarc loads a library when one of its functions is first called, and panics if the library is
+//! missing. This module therefore looks for it first. Another crate of the program may make cudarc
+//! link the libraries instead, as candle does. There is then nothing to look for, since the program
+//! would not have started without them.
 
-// Fallback for cudarc's function of this name, which hides it in the functions below if it exists.
+// Fallback for cudarc's function of this name. If cudarc has that function, it hides this one in
+// the functions below.
 #[allow(dead_code)]
 unsafe fn is_culib_present() -> bool {
     true

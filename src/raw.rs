@@ -1,19 +1,23 @@
-//! The raw tier: the kernels' C interface as it stands in `cuda/include/mla.h`, and for the
-//! functions of a family in its folder, such as `cuda/sm90/mla_sm90.h`; for engines with their own
-//! memory pools and streams.
+//! The raw tier: the kernels' C interface, for engines with their own memory pools and streams.
+//!
+//! The interface is that of `cuda/include/mla.h`. Functions of a family are declared in the
+//! family's folder, such as `cuda/sm90/mla_sm90.h`.
 //!
 //! A launch takes a plain struct of device addresses, extents and strides, and a stream
-//! (`CUstream`). It checks what the host can see, enqueues on that stream, and answers with an
-//! [`MlaStatus`]; [`check`] makes a `Result` of it. The calling thread must have the stream's
-//! context current. Other functions enqueue nothing: those that end in `_workspace` or begin with
-//! `mla_load_`, and with the feature `division` those that say how work would be divided, which
-//! take addresses of host memory.
+//! (`CUstream`). It checks what the host can see, enqueues on that stream, and returns an
+//! [`MlaStatus`], which [`check`] converts to a `Result`. The calling thread must have the stream's
+//! context current.
+//!
+//! Some functions enqueue nothing. Their names end in `_workspace` or begin with `mla_load_`. With
+//! the feature `division` there are also functions that say how work would be divided; these take
+//! addresses of host memory.
 //!
 //! # Safety
 //!
 //! The functions are `unsafe`. Every address must be that of memory of the kind and size that the
-//! header says, on the device unless it says the host. The memory must stay valid until the stream
-//! has passed the launch, or until a function that enqueues nothing has returned.
+//! header says. The memory is on the device unless the header says that it is on the host. It must
+//! stay valid until the stream has passed the launch. For a function that enqueues nothing, it must
+//! stay valid until the function has returned.
 
 use std::ffi::CStr;
 
@@ -21,7 +25,7 @@ use mla_runtime::{Error, Result};
 
 pub use generated::*;
 
-// Bindings that bindgen generates from the headers, where everything is documented.
+// Bindings that bindgen generates from the headers. The headers document everything.
 #[allow(
     missing_docs,
     non_camel_case_types,
@@ -38,13 +42,13 @@ mod generated {
     include!(concat!(env!("OUT_DIR"), "/mla.rs"));
 }
 
-/// Targets for which the kernels were compiled: those of each family, empty if its feature is off,
-/// and those of the device's helpers.
+/// Targets for which the kernels of each family and the device's helpers were compiled. The list of
+/// a family is empty if its feature is off.
 pub mod compiled {
     include!(concat!(env!("OUT_DIR"), "/mla_compiled.rs"));
 }
 
-/// Code of the status of every function in a build without kernels, with the feature `gpu` alone.
+/// Status code of every function in a build without kernels (feature `gpu` alone).
 pub const LEFT_OUT: i32 = -1;
 
 /// Status of every function in a build without kernels.
@@ -65,13 +69,13 @@ fn left_out() -> MlaStatus {
 /// # Safety
 ///
 /// `field` and `accepted` of the status are null, or point to texts that end in a zero byte and are
-/// never freed or changed: a status of a function of this module has such texts.
+/// never freed or changed. The statuses that functions of this module return meet this condition.
 ///
 /// # Errors
 ///
 /// Returns the status as an error, unless it is `MLA_OK`.
 ///
-/// Safe code cannot have it read what a status of its own points to:
+/// Safe code cannot make this function read through the pointers of a status of its own:
 ///
 /// ```compile_fail,E0133
 /// use mla_kernels::raw::{MLA_BAD_ARGUMENT, MlaStatus, check};
@@ -84,7 +88,7 @@ fn left_out() -> MlaStatus {
 /// let _ = check("launch", status);
 /// ```
 pub unsafe fn check(operation: &'static str, status: MlaStatus) -> Result<()> {
-    // SAFETY: the contract of `text`, of both, is this function's own.
+    // SAFETY: this function's own contract covers `text`'s for both pointers.
     let [field, accepted] = unsafe { [text(status.field), text(status.accepted)] };
     const OK: i64 = MLA_OK as i64;
     const BAD_ARGUMENT: i64 = MLA_BAD_ARGUMENT as i64;
@@ -100,11 +104,11 @@ pub unsafe fn check(operation: &'static str, status: MlaStatus) -> Result<()> {
     }
 }
 
-/// Returns a text of a status; an empty one if there is none.
+/// Returns a text of a status, or an empty one if there is none.
 ///
 /// # Safety
 ///
-/// It is null, or points to a text that ends in a zero byte and is never freed or changed.
+/// `pointer` is null, or points to a text that ends in a zero byte and is never freed or changed.
 unsafe fn text(pointer: *const std::ffi::c_char) -> &'static str {
     if pointer.is_null() {
         return "";
@@ -122,10 +126,10 @@ mod tests {
     fn the_checked_in_declarations_are_those_of_the_headers() {
         let made = include_str!(concat!(env!("OUT_DIR"), "/mla.rs"));
         if made.contains("left_out") {
-            // This build has the device alone, without the headers' functions.
+            // This build has only the device, without the headers' functions.
             return;
         }
-        // A line that names the header precedes its declarations.
+        // Declarations follow a line that names their header.
         for made in made
             .split("\n// ")
             .map(|part| part.trim_start_matches("// "))

@@ -1,4 +1,4 @@
-//! Checks that the guides are true: the code that they show is the code that is tested.
+//! Checks that the guides are true: the code that they show is tested.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,8 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Returns the files that the guide shows: a path in a line of its own, then the file in a fence.
+/// Returns the files that the guide shows. The path is in a line of its own, and the file follows
+/// in a fence.
 fn shown(guide: &str) -> Vec<(&str, String)> {
     let mut files = Vec::new();
     let mut lines = guide.lines();
@@ -60,8 +61,8 @@ fn fenced<'a>(guide: &'a str, language: &str) -> Vec<&'a str> {
     blocks.filter_map(|rest| rest.split("```").next()).collect()
 }
 
-/// Returns true if a file has the parts of a block in this order, with anything where the block
-/// leaves something out.
+/// Returns true if a file has the parts of a block in this order. Where the block leaves something
+/// out, the file may have any text.
 fn holds(file: &str, block: &str) -> bool {
     let mut rest = file;
     block.split("    /* … */\n").all(|part| {
@@ -174,7 +175,7 @@ fn the_manuals_keep_to_120_columns() {
     }
 }
 
-/// Checks the table, each row of which ends with the names of tests and of topics.
+/// Checks the table. Each of its rows ends with the names of tests and of topics.
 #[test]
 fn the_page_about_numbers_names_tests_that_exist() {
     let page = fs::read_to_string(root().join("docs/numbers.md")).unwrap();
@@ -197,8 +198,8 @@ fn the_page_about_numbers_names_tests_that_exist() {
     }
 }
 
-/// Returns the Rust sources of a folder and of those in it, but for goldens and folders with a
-/// width of their own.
+/// Returns the Rust sources below a folder. Goldens, and folders with another line width, are
+/// skipped.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -216,11 +217,11 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Checks lines that rustfmt leaves alone: comments, strings, and code that it cannot break.
+/// Checks lines that rustfmt does not change: comments, strings, and code that it cannot break.
 #[test]
 fn rust_keeps_to_100_columns() {
     let is_table = |line: &str| ["//! |", "/// |"].iter().any(|it| line.starts_with(it));
-    // The output of a program, and a bound that rustfmt does not break.
+    // These are output of a program, and a bound that rustfmt does not break.
     let is_whole = |line: &str| line.starts_with("ptxas info ") || line.starts_with("impl<D> ");
     let mut checked = 0;
     for path in sources(root()) {

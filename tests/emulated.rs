@@ -1,6 +1,7 @@
-//! Kernels on the host: compiled for the processor, every thread a fiber. Those of the portable
-//! family run whole and are compared with f64. Hopper's sparse decode runs its loading warps alone,
-//! and their ring is explored. Timing and the memory model are left to a GPU.
+//! Tests of kernels on the host. They are compiled for the CPU, with a fiber for each thread.
+//! Kernels of the portable family run completely and are compared with f64. Of Hopper's sparse
+//! decode, only the loading warps run, and their ring is explored. Timing and the memory model need
+//! a GPU.
 #![cfg(any(feature = "sm80", feature = "sm90"))]
 
 use std::path::{Path, PathBuf};
@@ -38,10 +39,9 @@ fn run(name: &str) {
 
     let compiled = Command::new(&report.host_compiler.0)
         .args(["-std=c++20", "-O1", "-Wall", "-Wno-unknown-pragmas"])
-        // glibc's check of longjmp, which this macro adds, would take each fiber's stack for a
-        // broken one.
+        // This macro adds glibc's check of longjmp, which would reject each fiber's stack.
         .arg("-U_FORTIFY_SOURCE")
-        // The emulator's instructions stand before those of the kernels.
+        // The emulator's instructions are found before those of the kernels.
         .arg("-I")
         .arg(&emulator)
         .arg("-I")

@@ -1,4 +1,4 @@
-//! Checks that no kernel spills, and none uses more than `cuda/budget.toml` allows.
+//! Checks that no kernel spills, and that none uses more than `cuda/budget.toml` allows.
 #![cfg(feature = "gpu")]
 
 use std::path::Path;
@@ -30,10 +30,11 @@ fn each_architecture_adds_at_most_20_mib() {
     }
 }
 
-/// Estimates a cold build of everything from the report's times of each unit's compilation. The
-/// promise is 15 minutes on a processor without other load. A virtual machine that shares one
-/// was seen to take 1.7 times the processor time of the day before, and the report cannot tell, so
-/// the check allows twice that time.
+/// Estimates a cold build of everything from the report's compilation times.
+///
+/// The promise is 15 minutes on a CPU without other load. A virtual machine with a shared CPU once
+/// took 1.7 times the processor time of the day before. The report cannot show this, so the check
+/// allows twice the promised time.
 #[test]
 fn a_cold_build_takes_at_most_twice_15_minutes_and_16_gib_on_two_cores() {
     const CORES: usize = 2;
@@ -47,8 +48,8 @@ fn a_cold_build_takes_at_most_twice_15_minutes_and_16_gib_on_two_cores() {
     );
 
     // In a schedule that leaves no core idle while a unit waits, the last unit began when both
-    // cores were busy. So the end is at most half of the work before it, plus its own time (Graham,
-    // 1966).
+    // cores were busy. The end is therefore at most half of the work before it, plus its own time
+    // (Graham, 1966).
     let longest = report
         .units
         .iter()
@@ -70,8 +71,8 @@ fn a_cold_build_takes_at_most_twice_15_minutes_and_16_gib_on_two_cores() {
 }
 
 /// Assembles the portable family's PTX with ptxas, as the driver would, for targets that the
-/// build's own report lacks: 8.6, 8.9 and 12.1, whose machine code is only built on request, and,
-/// for caches of e4m3, targets whose machine code is made from other PTX.
+/// build's own report lacks. These are 8.6, 8.9 and 12.1, whose machine code is only built on
+/// request, and, for caches of e4m3, targets whose machine code is made from other PTX.
 #[test]
 #[cfg(feature = "sm80")]
 #[ignore = "assembles the portable kernels for more GPUs: \
@@ -128,7 +129,7 @@ fn assert_within_budget(report: &Report) {
     assert!(violations.is_empty(), "{}", violations.join("\n"));
 }
 
-/// Returns the report of the build that this test was built with; `None` if that compiled no
+/// Returns the report of the build that this test was built with, or `None` if it compiled no
 /// kernels.
 fn report() -> Option<Report> {
     if mla_kernels::raw::compiled::ALL.is_empty() {

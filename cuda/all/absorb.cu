@@ -4,8 +4,8 @@
 //   blockIdx.y   0 .. rows - 1   CTAs of cache_write.cuh
 //                rows ..         a head of head_gemm.cuh each
 //
-// Separate launches would cost time each, on the host as well, and each would begin when the
-// previous one has ended.
+// Each separate launch would cost time, on the host as well, and would begin when the previous one
+// has ended.
 
 #include "../common/one_row.cuh"
 #include "cache_write.cuh"
@@ -15,18 +15,18 @@
 namespace mla {
 namespace {
 
-// Maximum number of tokens of a write whose CTAs run beside the GEMM's own; for more, the write's
-// own kernel is the better one.
+// Maximum number of tokens of a write whose CTAs run beside the GEMM's own. For more tokens, the
+// write's own kernel is better.
 constexpr int kMaxTokens = 256;
 
-// CTAs of a write, and the rows of the grid that they fill.
+// The CTAs of a write: their plan, their number, and the number of rows of the grid that they fill.
 struct WriteBlocks {
     WritePlan plan;
     uint32_t count, rows;
 };
 
-// CTAs of an SM: enough that those of 128 heads and one tile all run at the same time, or nearly
-// so.
+// Number of CTAs of an SM. It is large enough for those of 128 heads and one tile to run at the
+// same time, or nearly so.
 constexpr int absorb_blocks(int tiles, bool rotated) { return tiles > 1 || rotated ? 5 : 8; }
 
 template <typename T, int Tiles, bool EvictFirst, MlaCacheFormat Format, bool Rotated>
@@ -66,7 +66,7 @@ Kernel kernel_of(int format, bool rotated, int tiles, bool evict_first) {
     return nullptr;
 }
 
-// Null for a cache of another format.
+// Returns null for a cache of another format.
 Kernel absorb_kernel_of(int dtype, int format, bool rotated, int tiles, bool evict_first) {
     return dtype == MLA_DTYPE_F16
                ? kernel_of<__half, MLA_CACHE_F16>(format, rotated, tiles, evict_first)

@@ -1,4 +1,5 @@
-// The C interface of cache writes and gathers: checks every argument, chooses the kernel, launches.
+// The C interface of cache writes and gathers. It checks every argument, and launches the right
+// kernel.
 
 #include <algorithm>
 #include <cmath>
@@ -19,7 +20,8 @@ bool is_dtype(int dtype) {
 
 int64_t dtype_bytes(int dtype) { return dtype == MLA_DTYPE_F32 ? 4 : 2; }
 
-// The number that must divide the latent's width, and true if the whole cache has one scale.
+// The latent's width must be a multiple of the first number. The second function returns true if
+// the whole cache has one scale.
 int64_t latent_multiple(int format) {
     return with_format(format, int64_t(1), [](auto f) { return Row<f.value>::kLatentMultiple; });
 }
@@ -42,7 +44,7 @@ bool is_split(const Params& p) {
     return p.rope_dim > 0 && !is_one_row(p, row_shape(p).rope_offset);
 }
 
-// Rows of latents, of rotary keys or of both, of `bytes` bytes each.
+// A tensor of rows of `bytes` bytes each: latents, rotary keys, or both.
 struct CacheTensor {
     const void* pointer;
     int64_t page_stride, slot_stride, bytes;
@@ -61,7 +63,7 @@ void check_tensor(Check& check, const CacheTensor& t, int64_t alignment, int64_t
         check.stride(t.page_stride, t.page_name, (page_size - 1) * t.slot_stride + t.bytes);
 }
 
-// Checks of a cache that writes and gathers have in common.
+// Makes the checks that writes to a cache and gathers from it have in common.
 template <typename Params>
 void check_cache(Check& check, const Params& p) {
     const int format = p.cache_format;
@@ -128,8 +130,8 @@ bool is_r1(int64_t latent_dim, int64_t rope_dim) {
     return latent_dim == kR1Latent && rope_dim == kR1Rope;
 }
 
-// Shared memory of a gather's CTA: the amount that every kernel may have without an attribute, less
-// its own variables.
+// Bytes of the shared memory of a gather's CTA. Every kernel may have this amount without an
+// attribute; the kernel's own variables are subtracted.
 constexpr int64_t kStagedBytes = 47 * 1024;
 
 // In double precision the remainder is exact to 2^-29 of its last place in f32.
@@ -283,7 +285,8 @@ extern "C" MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* 
     const RowShape row = row_shape(p);
     const int64_t row_bytes = row.bytes, latent_bytes = row.rope_offset;
     const bool split = is_split(p);
-    // Bulk copies need whole rows in units of 16 bytes, and each part of them where they are two.
+    // Bulk copies need rows of whole units of 16 bytes. If a row has two parts, each part has to be
+    // whole.
     const bool wide =
         is_wide_cache(p) &&
         is_wide(p.cache, 1, {row_bytes, p.cache_page_stride, p.cache_slot_stride}) &&

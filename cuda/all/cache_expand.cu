@@ -1,5 +1,5 @@
-// The C interface of expansions from a cache: checks every argument, describes the tensors,
-// launches.
+// The C interface of expansions from a cache. It checks every argument, describes the tensors, and
+// launches the kernel.
 
 #include <algorithm>
 

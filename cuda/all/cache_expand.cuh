@@ -2,9 +2,9 @@
 // weights (columns x 512)^T. The latents are read in place, in their pages; the rotary parts of
 // their rows are gathered separately.
 //
-// The GEMM is transposed: a warpgroup keeps the weights of 64 columns in registers, as A operands,
-// and latents are B operands, so shared memory is read for the latents alone. A CTA has 128 columns
-// and loops over tiles of 128 rows. The two CTAs of a cluster have the same tiles of rows, and each
+// The GEMM is transposed. A warpgroup keeps the weights of 64 columns in registers, as A operands.
+// Latents are B operands, so shared memory is read for the latents alone. A CTA has 128 columns and
+// loops over tiles of 128 rows. The two CTAs of a cluster have the same tiles of rows, and each
 // loads half of them for both. Without that, L2 would bound the kernel.
 //
 // The warps of a CTA:
@@ -13,8 +13,9 @@
 //   warps 1 to 3        gather rotary parts
 //   warpgroups 1 and 2  in pingpong: one multiplies a tile while the other rounds and stores
 //
-// A tile's rows are of one segment, so a segment's last tile may be short. TMA copies latents, 64
-// rows of a page at a time; if a segment does not begin at a multiple of 64 tokens, row by row.
+// The rows of a tile are all of one segment, so a segment's last tile may be short. TMA copies
+// latents, 64 rows of a page at a time. If a segment does not begin at a multiple of 64 tokens, TMA
+// copies them row by row.
 //
 // Needs code for sm_90a.
 #pragma once
@@ -59,7 +60,7 @@ struct ExpandMemory {
     Barrier<1> full[kExpandStages];
     // A lane of each consumer warp of both CTAs arrives.
     Barrier<8 * kExpandCtas> empty[kExpandStages];
-    // Arrived at when the other warpgroup has enqueued its MMAs of a tile.
+    // Completes when the other warpgroup has enqueued its MMAs of a tile.
     Barrier<4> mma_order[2];
 };
 constexpr int kExpandBytes = sizeof(ExpandMemory) + 1024;
@@ -68,19 +69,19 @@ static_assert(kExpandBytes <= 232448, "the CTA fits an SM");
 // A tile of rows.
 struct ExpandTile {
     int segment;
-    // First row in the output, and number of rows, all of them the segment's.
+    // First row in the output, and number of rows. All of them belong to the segment.
     int first_row, rows;
     // Token of the first row.
     int token;
 };
 
-// Finds tiles by all lanes of a warp, each of which has a segment.
+// Finds tiles. All lanes of a warp do this together, and each lane has a segment.
 class ExpandTiles {
   public:
     __device__ explicit ExpandTiles(const MlaCacheGatherParams& p) {
         const int lane = threadIdx.x % 32;
         const bool has = lane < p.segments;
-        // No start leads out of the output, whatever the array holds.
+        // No start leads outside of the output, whatever the array holds.
         row_ = has ? max(0, min(p.row_starts[lane], p.rows)) : p.rows;
         token_ = has ? p.token_starts[lane] : 0;
         rows_ = has ? max(0, min(p.row_starts[lane + 1], p.rows) - row_) : 0;
@@ -128,7 +129,7 @@ struct Expansion {
         }
     }
 
-    // Warp 0: loads weights and latents.
+    // Warp 0 loads weights and latents.
     __device__ void produce() const {
         const int lane = threadIdx.x % 32;
         if (lane == 0) {
@@ -149,7 +150,7 @@ struct Expansion {
         });
     }
 
-    // Warps 1 to 3: gather rotary parts; eight lanes copy a row of 64 values.
+    // Warps 1 to 3 gather rotary parts. Eight lanes copy a row of 64 values.
     __device__ void gather_rope() const {
         const int lane = threadIdx.x % 32, chunk = lane % 8;
         const int warp = blockIdx.x * 3 + threadIdx.x / 32 - 1, warps = gridDim.x * 3;
@@ -196,7 +197,7 @@ struct Expansion {
     }
 
   private:
-    // Calls bring(first value, address, barrier) for the panels of 128 rows or columns.
+    // Calls `load(first value, address, barrier)` for the panels of 128 rows or columns.
     template <typename Load>
     __device__ void load_panels(PipelineState<kExpandStages>& ring, Load load) const {
         for (int i = 0; i < kExpandPanels; ++i, ring.advance(1)) {
@@ -216,7 +217,7 @@ struct Expansion {
         const int2 begin = place(tile, first);
         if (lane == 0)
             load_panels(ring, [&](int x, uint32_t to, uint32_t full) {
-                // Rows behind the segment's end have no page: TMA fills them, and they are not
+                // Rows behind the segment's end have no page. TMA fills them, and they are not
                 // stored.
                 for (int row = first; row < first + rows; row += whole ? rows : 1) {
                     const int2 at = whole ? begin : place(tile, row);
@@ -249,8 +250,8 @@ struct Expansion {
             for (int k = 0; k < 4; ++k)
                 ptx::ldmatrix_x4(weights[4 * i + k],
                                  panel + swizzled<128>(column + (lane & 15), 2 * k + (lane >> 4)));
-            // TMA is going to write where a warp has read. An arrival does not wait until the data
-            // of earlier loads has come; the fence does.
+            // TMA is going to write where a warp has read. An arrival does not wait until earlier
+            // loads have returned, but the fence does.
             ptx::fence_proxy_async();
             __syncwarp();
             free(ring, lane);
@@ -258,8 +259,8 @@ struct Expansion {
         }
     }
 
-    // Called by a warp that has read a stage. Releases it in both CTAs, each of which loads half of
-    // it.
+    // Releases a stage in both CTAs, each of which loads half of it. Called by a warp that has read
+    // the stage.
     __device__ void free(const PipelineState<kExpandStages>& ring, int lane) const {
         if (lane < kExpandCtas)
             ptx::mbarrier_arrive_cluster(ptx::mapa(s.empty[ring.stage].address(), lane));
@@ -370,7 +371,8 @@ __global__ void __launch_bounds__(kExpandThreads, 1)
         ptx::setmaxnreg_inc<232>();
         expansion.multiply_and_store(warp / 4 - 1);
     }
-    // Until then the other CTA may copy to this one's shared memory, and arrive at its barriers.
+    // Before this barrier completes, the other CTA may copy to this one's shared memory, and arrive
+    // at its barriers.
     ptx::barrier_cluster_arrive();
     ptx::barrier_cluster_wait();
 #endif

@@ -9,9 +9,8 @@
 //   +--------------------------------+    +-------------------------------------------+
 //
 // Finding a row takes dependent loads: its segment, the segment's first token, the page. Rows in
-// flight to shared memory occupy no registers, and an SM holds a dozen such CTAs, so that finding,
-// loading and storing overlap among them. Without Wide, warps read the cache itself, element by
-// element.
+// flight to shared memory occupy no registers. An SM holds a dozen such CTAs, so finding, loading
+// and storing overlap among them. Without Wide, warps read the cache itself, element by element.
 #pragma once
 
 #include "../common/status.cuh"
@@ -24,8 +23,8 @@ constexpr int kGatherThreads = 128;
 constexpr int kGatherWarps = kGatherThreads / 32;
 // Maximum number of rows of a CTA.
 constexpr int kGatherRows = 16;
-// Maximum number of bytes of the rows of a CTA that has several. With this many, a dozen CTAs of an
-// SM keep the memory busy; with twice as many, too few CTAs fit.
+// Maximum number of bytes of the rows of a CTA that has several rows. With this number, a dozen
+// CTAs of an SM keep the memory busy. With twice the number, too few CTAs fit.
 constexpr int64_t kGatherBytes = 10752;
 
 constexpr int gather_rows(int64_t row_bytes) {
@@ -34,8 +33,8 @@ constexpr int gather_rows(int64_t row_bytes) {
     return rows;
 }
 
-// The last segment of low..high that begins at or before row `row`; `low` does so. Empty segments
-// begin where the next one does, and the last of equals is taken.
+// The last segment of low..high that begins at or before row `row`. Segment `low` must begin there.
+// Empty segments begin at the same row as the next one, and the last of these is taken.
 __device__ __forceinline__ int last_segment(const MlaCacheGatherParams& p, int row, int low,
                                             int high) {
 #pragma unroll 1
@@ -49,20 +48,21 @@ __device__ __forceinline__ int last_segment(const MlaCacheGatherParams& p, int r
     return low;
 }
 
-// The page of a row, or -1 if there is none, and its slot there.
+// The page of a row, or -1 if there is none, and the row's slot in the page.
 struct FoundRow {
     int page = -1;
     uint32_t slot = 0;
 
-    // The offset from the cache's first row or rotary key, at their strides; -1 if there is none.
+    // The offset from the cache's first row, or its first rotary key, at these strides. It is -1 if
+    // there is none.
     __device__ __forceinline__ int64_t offset(int64_t page_stride, int64_t slot_stride) const {
         return page < 0 ? -1 : page * page_stride + slot * slot_stride;
     }
 };
 
-// This lane's row, of `count` rows from `first` on; none if its page does not exist or the lane has
-// no row. Called by a whole warp: every step of the search compares 32 segments at once, and the
-// last step loads all other facts about the segment that it finds.
+// Finds this lane's row among `count` rows from `first` on. There is none if its page does not
+// exist or if the lane has no row. Called by a whole warp: every step of the search compares 32
+// segments at once. The last step also loads all other facts about the segment that it finds.
 __device__ __forceinline__ FoundRow find_row(const MlaCacheGatherParams& p, int first, int count,
                                              int lane) {
     int low = 0, high = p.segments;
@@ -110,8 +110,7 @@ __device__ __forceinline__ FoundRow find_row(const MlaCacheGatherParams& p, int 
 struct GatherPlan {
     int rows;
     int row_bytes;
-    // Bytes of the latent, behind which the rotary key lies in shared memory, whatever the cache
-    // is.
+    // Bytes of the latent. In shared memory, the rotary key lies behind it, whatever the cache is.
     int latent_bytes;
     // True if rotary keys lie in a tensor of their own.
     bool split;
@@ -121,7 +120,8 @@ template <typename To, MlaCacheFormat Format, bool Wide, bool R1>
 __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
     cache_gather_kernel(const __grid_constant__ MlaCacheGatherParams p,
                         const __grid_constant__ GatherPlan plan) {
-    // Aligned to 16 bytes, which bulk copies accept as well, every gather was a microsecond slower.
+    // With an alignment to 16 bytes, which bulk copies also accept, every gather was a microsecond
+    // slower.
     extern __shared__ __align__(128) char staged[];
     __shared__ uint64_t arrived;
     __shared__ int64_t offsets[kGatherRows], rope_offsets[kGatherRows];
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
 #if __CUDA_ARCH__ >= 900
     constexpr bool bulk = Wide;
 #else
-    // Without bulk copies all threads stage the rows.
+    // Without bulk copies, all threads copy the rows to shared memory.
     constexpr bool bulk = false;
 #endif
 
@@ -242,8 +242,8 @@ template <MlaCacheFormat Format>
 struct CacheGather {
     using Kernel = CacheGatherKernel;
 
-    // `r1`: the widths are kR1Latent and kR1Rope. Defined outside of the class, so that only
-    // instantiations/ compiles kernels.
+    // `r1` is true if the widths are kR1Latent and kR1Rope. This is defined outside of the class,
+    // so that only instantiations/ compiles kernels.
     static Kernel kernel(int dtype, bool wide, bool r1);
 
   private:
@@ -264,7 +264,7 @@ typename CacheGather<Format>::Kernel CacheGather<Format>::kernel(int dtype, bool
     }
 }
 
-// Compiled by instantiations/cache_<format>.cu: without it nothing links.
+// instantiations/cache_<format>.cu compiles it. Without that file, nothing links.
 #define MLA_COMPILED_ELSEWHERE(Format) extern template struct CacheGather<Format>;
 MLA_CACHE_FORMATS(MLA_COMPILED_ELSEWHERE)
 #undef MLA_COMPILED_ELSEWHERE

@@ -8,8 +8,8 @@
 //   +--------------------------------+               +--------------------------------+
 //
 // A row of 512 + 64 values is 64 + 8 octets: three accesses per lane. Several tokens per warp (one
-// after another, or loaded ahead), and rows copied through shared memory by bulk copies, were
-// slower or no faster: docs/log/helpers.md.
+// after another, or loaded ahead) were slower or no faster. So were rows that bulk copies brought
+// through shared memory (docs/log/helpers.md).
 #pragma once
 
 #include "../common/status.cuh"
@@ -21,11 +21,11 @@ namespace mla {
 
 constexpr int kWriteThreads = 128;
 
-// Results of the checks, beside the parameters themselves.
+// Results of the checks, in addition to the parameters themselves.
 struct WritePlan {
-    // CTAs that write rows; those after them rotate queries.
+    // Number of CTAs that write rows. The CTAs after them rotate queries.
     uint32_t row_blocks;
-    // Threads that share a token's queries.
+    // Number of threads that share a token's queries.
     uint32_t query_threads;
     // Inverse of cache_scale, for MLA_CACHE_FP8.
     Inverse inverse;
@@ -87,9 +87,9 @@ __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const 
     const auto read_rope = [&](int octet) {
         if (octet < rope_octets) r = load<Wide>(rope + octet * kOctet, rope_dim - octet * kOctet);
     };
-    // The slot is the same for the whole warp. All loads are in one condition: after a return, the
-    // compiler would move those of the latent behind the check of the slot, which would add a
-    // second wait.
+    // The slot is the same for the whole warp. All loads are in one condition. If there were a
+    // return before them, the compiler would move the loads of the latent behind the check of the
+    // slot. That would add a second wait.
     int64_t slot = -1;
     if (token < p.tokens) {
         read_latent(0);
@@ -132,8 +132,9 @@ __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const 
     }
 }
 
-// CTAs of an SM. A row that is copied, or quantised from 16 bits, needs 32 registers a thread; then
-// all 64 warps of the SM have a row in flight. Quotients by a token's scale need more of them.
+// Number of CTAs of an SM. A row that is copied, or quantised from 16 bits, needs 32 registers a
+// thread. All 64 warps of the SM then have a row in flight. Quotients by a token's scale need more
+// registers.
 template <typename Source, MlaCacheFormat Format>
 constexpr int write_blocks(bool wide, bool rotated, bool r1) {
     return !wide || sizeof(Source) == 4      ? 4
@@ -155,8 +156,8 @@ __global__ void __launch_bounds__(kWriteThreads, (write_blocks<Source, Format>(W
 struct WriteLaunch {
     WritePlan plan;
     int64_t blocks;
-    // True if everything can be accessed 16 bytes at a time, if something is rotated, and if the
-    // widths are kR1Latent and kR1Rope.
+    // `wide`: everything can be accessed 16 bytes at a time. `rotated`: something is rotated. `r1`:
+    // the widths are kR1Latent and kR1Rope.
     bool wide, rotated, r1;
 };
 
@@ -170,8 +171,8 @@ template <MlaCacheFormat Format>
 struct CacheWrite {
     using Kernel = CacheWriteKernel;
 
-    // `r1`: the widths are kR1Latent and kR1Rope. Defined outside of the class, so that only
-    // instantiations/ compiles kernels.
+    // `r1` is true if the widths are kR1Latent and kR1Rope. This is defined outside of the class,
+    // so that only instantiations/ compiles kernels.
     static Kernel kernel(int dtype, bool wide, bool rotated, bool r1);
 
   private:
@@ -195,7 +196,7 @@ typename CacheWrite<Format>::Kernel CacheWrite<Format>::kernel(int dtype, bool w
     }
 }
 
-// Compiled by instantiations/cache_<format>.cu: without it nothing links.
+// instantiations/cache_<format>.cu compiles it. Without that file, nothing links.
 #define MLA_COMPILED_ELSEWHERE(Format) extern template struct CacheWrite<Format>;
 MLA_CACHE_FORMATS(MLA_COMPILED_ELSEWHERE)
 #undef MLA_COMPILED_ELSEWHERE

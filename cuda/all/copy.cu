@@ -1,9 +1,9 @@
 // Copies, repeats or clears up to three axes of elements with any strides.
 //
-// The host reduces the problem first: it drops axes of one element, sorts the others by the
-// output's strides, merges neighbours that continue each other, and takes the elements of a
-// contiguous innermost axis in units of up to 16 bytes. A loop over units is left. Each thread has
-// four units in flight.
+// The host reduces the problem first. It drops axes of one element, sorts the others by the
+// output's strides, and merges neighbours that continue each other. It takes the elements of a
+// contiguous innermost axis in units of up to 16 bytes. A loop over units is left, in which each
+// thread has four units in flight.
 
 #include <algorithm>
 
@@ -19,7 +19,7 @@ constexpr int kUnits = 4;
 struct CopyPlan {
     const void* from;
     void* to;
-    // Outermost first, in units.
+    // Axes, the outermost first, in units.
     int64_t shape[3];
     int64_t from_strides[3];
     int64_t to_strides[3];

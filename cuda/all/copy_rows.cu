@@ -17,9 +17,9 @@ struct CopyRowsPlan {
     const int64_t* places;
     void* to;
     int64_t to_rows;
-    // Heads of a row, units of a head, and units in all.
+    // Number of heads of a row, of units of a head, and of all units.
     uint64_t heads, width, units;
-    // In units: of rows, heads and columns.
+    // Strides of rows, heads and columns, in units.
     int64_t from_strides[3];
     int64_t to_strides[3];
 };

@@ -5,8 +5,8 @@
 namespace mla {
 namespace {
 
-// Launched without programmatic dependent launch, it begins when all earlier work of the stream has
-// ended. It never releases its dependents early, so they begin when it has ended.
+// This kernel is launched without programmatic dependent launch, so it begins when all earlier work
+// of the stream has ended. It never releases its dependents early, so they begin when it has ended.
 __global__ void __launch_bounds__(32) fence_kernel() {}
 
 }  // namespace

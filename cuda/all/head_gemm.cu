@@ -1,5 +1,5 @@
-// The kernels of the GEMM per head, and their C interface: checks every argument, chooses the
-// kernel, launches.
+// The kernels of the GEMM per head, and their C interface, which checks every argument, chooses the
+// kernel, and launches it.
 
 #include "head_gemm.cuh"
 #include "helpers.cuh"
@@ -14,7 +14,7 @@ template <typename T, int Tiles, int K, bool EvictFirst>
 __global__ void __launch_bounds__(kGemmThreads) rows_kernel(const __grid_constant__ HeadPlan p) {
     ptx::griddepcontrol_launch_dependents();
     rows_gemm<T, Tiles, K, EvictFirst>(p, blockIdx.x, blockIdx.y, blockIdx.z * Tiles * kTile);
-    // When this kernel has ended, the previous one has ended, too: one CTA waits for that.
+    // When this kernel has ended, the previous one has ended, too, because one CTA waits for that.
     if (p.ready && blockIdx.x + blockIdx.y + blockIdx.z == 0) ptx::griddepcontrol_wait();
 }
 
@@ -23,8 +23,8 @@ template <typename T, int Tiles, int K, bool EvictFirst>
 __global__ void __launch_bounds__(kGemmThreads) columns_kernel(const __grid_constant__ HeadPlan p) {
     constexpr uint32_t kN = 16, kSlice = 64, kChunk = kGemmWarps * kSlice, kTokens = Tiles * kTile;
     constexpr bool kWhole = K > 0 && K % kChunk == 0;
-    // Each warp's k of the weights and, behind them, of the input: rows of 8 units. Its sums take
-    // the same place later.
+    // Each warp's k of the weights and, behind them, of the input, in rows of 8 units. The warp's
+    // sums take the same place later.
     __shared__ __align__(128) char slices[kGemmWarps][(kN + kTokens) * kSlice * 2];
     ptx::griddepcontrol_launch_dependents();
     const uint32_t head = blockIdx.y, first_token = blockIdx.z * kTokens, k = K ? K : p.k;
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kGemmThreads) columns_kernel(const __grid_cons
             }
         }
     }
-    // One warp adds up the sums of a fragment, each thread its own, always in the same order.
+    // One warp adds up the sums of a fragment. Each thread adds its own, always in the same order.
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     __syncwarp();
 #pragma unroll

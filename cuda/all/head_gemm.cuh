@@ -2,12 +2,12 @@
 //
 //   out[t, h, :] = input[t, h, :] * weights[h]        weights[h]: [k, n]
 //
-// Such a GEMM reads each weight once and uses it for a few tokens, so its minimum time is that in
-// which the weights are read. With few heads this is less than the time of a launch: then every
-// step between the launch and the last result counts, and so do the instructions themselves, which
-// come from memory as well. A CTA has 16 KB of weights in flight to shared memory before it does
-// anything else, and neighbouring threads load whole lines. 16 tokens are the A operand of an MMA,
-// 8 n its B operand.
+// Such a GEMM reads each weight once and uses it for a few tokens, so it takes at least the time in
+// which the weights are read. With few heads, this is less than the time of a launch. Every step
+// between the launch and the last result then counts. So do the instructions themselves, which come
+// from memory as well. A CTA has 16 KB of weights in flight to shared memory before it does
+// anything else, and neighbouring threads load whole lines. The A operand of an MMA is 16 tokens,
+// and its B operand is 8 n.
 //
 //   contiguous along n (W_UK of published      contiguous along k (their W_UV)
 //   checkpoints)
@@ -17,9 +17,9 @@
 //   results leave the warps, of two tiles      the warps' sums are added through shared memory,
 //   as lines                                   in order
 //
-// With programmatic dependent launch, CTAs start while the previous kernel is ending (or running,
-// if that one lets them). They load weights that the caller calls constant at once, and wait before
-// they read anything else.
+// With programmatic dependent launch, CTAs start while the previous kernel is ending, or while it
+// is running if it lets them. They load weights at once if the caller calls these constant. They
+// wait before they read anything else.
 
 #pragma once
 
@@ -35,13 +35,13 @@ namespace mla {
 
 constexpr int kGemmWarps = 8;
 constexpr int kGemmThreads = 32 * kGemmWarps;
-// Tokens of a fragment, and maximum number of fragments of a CTA.
+// Number of tokens of a fragment, and maximum number of fragments of a CTA.
 constexpr int kTile = 16;
 constexpr int kTiles = 2;
 // Up to this number of heads, with one tile of tokens, all CTAs run at the same time.
 constexpr int kFewHeads = 32;
 
-// n of a CTA, if weights are contiguous along n.
+// Number of n of a CTA, if weights are contiguous along n.
 constexpr int kRowsN = 64;
 
 // The width that W_UK sums over in published models, which the compiler then knows.
@@ -81,7 +81,7 @@ struct HeadPlan {
     }
 };
 
-// The thread's number, read again: the compiler thus keeps the addresses that are computed from it
+// The thread's number, read again. The compiler thus keeps the addresses that are computed from it
 // apart from those of the weights, which have to be ready first.
 __device__ __forceinline__ uint32_t thread_again() {
     uint32_t thread;
@@ -100,8 +100,8 @@ __device__ __forceinline__ void copy_weights(uint32_t to, const uint4* from) {
         ptx::cp_async_16(to, from, true);
 }
 
-// Offset in shared memory of a unit of 16 bytes, in rows of `Units` units. Units are permuted by
-// their row's number, so that loads of fragments, which take one unit from each of eight rows, find
+// Offset in shared memory of a unit of 16 bytes, in rows of `Units` units. Loads of fragments take
+// one unit from each of eight rows. Units are permuted by their row's number, so these loads find
 // them in different banks.
 template <uint32_t Units>
 __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t unit) {
@@ -119,7 +119,7 @@ __device__ __forceinline__ void rows_gemm(const HeadPlan& p, uint32_t block, uin
     const uint32_t k = K ? K : p.k;
     if (!p.constant_weights) ptx::griddepcontrol_wait();
 
-    // Two accumulators, so that a step need not wait for the previous one.
+    // There are two accumulators, so that a step need not wait for the previous one.
     float c[2][Tiles][4] = {};
 #pragma unroll 1
     for (uint32_t base = 0; base < k; base += kChunk) {
@@ -199,7 +199,7 @@ struct GemmLaunch {
     dim3 grid;
     // True if weights are contiguous along n.
     bool rows;
-    // Fragments of tokens of a CTA.
+    // Number of fragments of tokens of a CTA.
     int tiles;
     // True if all CTAs run at the same time.
     bool few;
@@ -212,9 +212,10 @@ MlaStatus plan_gemm(const MlaHeadGemmParams& p, GemmLaunch& launch);
 // Launches a planned GEMM by itself.
 MlaStatus launch_gemm(const MlaHeadGemmParams& p, const GemmLaunch& launch, void* stream);
 
-// Sets `can` to true if a kernel's code for the current device has programmatic dependent launch: a
-// cubin for 9.0 or later has it, PTX of compute_80 has not, whichever device the driver compiles it
-// for. The first kernel's answer holds for all: all helpers are compiled for the same targets.
+// Sets `can` to true if a kernel's code for the current device has programmatic dependent launch. A
+// cubin for 9.0 or later has it. PTX of compute_80 does not have it, whichever device the driver
+// compiles it for. The first kernel's answer holds for all, since all helpers are compiled for the
+// same targets.
 inline MlaStatus can_start_early(const void* kernel, bool& can) {
     // 0 means not known yet.
     static std::atomic<int> ptx_version[kMaxDevices];
@@ -247,7 +248,7 @@ MlaStatus launch_early(const char* name, void (*kernel)(Parameters...), dim3 gri
         attributes[count++].val.programmaticStreamSerializationAllowed = 1;
     }
     // An SM can hold CTAs of the previous kernel and of this one at the same time only if both have
-    // the same shared-memory carveout. Set only with few heads: if there are more CTAs than run at
+    // the same shared-memory carveout. It is set only with few heads. With more CTAs than run at
     // the same time, the driver's own choice was faster.
     if (few) {
         attributes[count].id = cudaLaunchAttributePreferredSharedMemoryCarveout;

@@ -1,9 +1,9 @@
 // Merges two partial attention results in place.
 //
-// A warp takes one head and several neighbouring tokens, so that the log-sum-exps of its rows share
-// a sector, and the eight warps of a CTA take neighbouring heads, whose rows are neighbours in
-// memory. With V = 128 a row is 16 octets: half a warp, and sixteen 16-byte loads in flight per
-// thread.
+// A warp takes one head and several neighbouring tokens, so the log-sum-exps of its rows share a
+// sector. The eight warps of a CTA take neighbouring heads, whose rows are neighbours in memory.
+// With V = 128 a row is 16 octets. Half a warp then takes a row, and each thread has sixteen
+// 16-byte loads in flight.
 
 #include "../common/octet.cuh"
 #include "../common/softmax.cuh"
@@ -13,8 +13,8 @@ namespace mla {
 namespace {
 
 constexpr int kWarps = 8;
-// Rows that a thread handles at once: 128 bytes of each result are in flight for any type. Element
-// by element, addresses take the registers.
+// Number of rows that a thread handles at once: 128 bytes of each result are in flight for any
+// type. If elements move one by one, their addresses take the registers, so rows are fewer.
 constexpr int rows_at_once(int64_t bytes, bool wide) { return wide ? 16 / int(bytes) : 4; }
 
 // The weights of two partial results in their merge, and the merged log-sum-exp.
@@ -26,7 +26,7 @@ struct Weights {
         const State x{lse_a == INFINITY ? -INFINITY : lse_a, 1.f};
         const State y{lse_b == INFINITY ? -INFINITY : lse_b, 1.f};
         const float maximum = fmaxf(x.maximum, y.maximum);
-        // The merged maximum does not tell: it ignores a NaN.
+        // The merged maximum cannot tell this, because it ignores a NaN.
         if (x.maximum == -INFINITY && y.maximum == -INFINITY) return;
         a = x.factor(maximum);
         b = y.factor(maximum);
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
             to_floats(y[i], v);
 #pragma unroll
             for (int e = 0; e < kOctet; ++e) {
-                // A result of weight 0 may hold anything, also NaN.
+                // A result of weight 0 may hold anything, even NaN.
                 const float from_x = a[i] == 0.f ? 0.f : u[e] * a[i];
                 const float from_y = b[i] == 0.f ? 0.f : v[e] * b[i];
                 u[e] = from_x + from_y;

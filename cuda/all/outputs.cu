@@ -1,7 +1,7 @@
-// Multiplies outputs by what sinks leave of them, and by the sigmoid of a gate, in place.
+// Multiplies outputs, in place, by the share that sinks leave of them and by the sigmoid of a gate.
 //
-// A thread takes an octet of a row, and neighbouring threads neighbouring octets. The factor of a
-// row's sink is the same for all of its threads, which read it from the same sector.
+// A thread takes an octet of a row, and neighbouring threads take neighbouring octets. The factor
+// of a row's sink is the same for all of its threads, which read it from the same sector.
 
 #include "../common/octet.cuh"
 #include "helpers.cuh"
@@ -26,7 +26,8 @@ __global__ void __launch_bounds__(kThreads)
     float left = 1.f;
     if (p.sinks) {
         const float lse = p.lse[head * p.lse_head_stride + token];
-        // An output of nothing stays 0, and one whose log-sum-exp is NaN is NaN.
+        // The output of a row that sees nothing stays 0. The output of a row whose log-sum-exp is
+        // NaN is NaN.
         if (lse > -INFINITY) left = sigmoid(lse - p.sinks[head]);
     }
     const T* gate = static_cast<const T*>(p.gate) + token * p.gate_token_stride +

@@ -6,7 +6,8 @@
 
 namespace mla {
 
-// Rows of the tables for one token; null for a position outside of them, whose vectors become NaN.
+// Rows of the tables for one token. They are null for a position outside of the tables, and the
+// vectors of such a position become NaN.
 struct Angles {
     const float* cos;
     const float* sin;

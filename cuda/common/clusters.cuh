@@ -1,5 +1,5 @@
-// Launches of clusters of CTAs, which may start while the previous kernel of the stream is ending
-// (programmatic dependent launch).
+// Launches of clusters of CTAs. Such a launch may start while the previous kernel of the stream is
+// ending (programmatic dependent launch).
 #pragma once
 
 #include <cuda_runtime.h>

@@ -53,7 +53,7 @@ inline MlaStatus sm90_facts(DeviceFacts& facts) {
     return ok();
 }
 
-// The same for a launch that caches something for each device.
+// Finds the same facts for a launch that caches something for each device.
 inline MlaStatus remembered_sm90_facts(DeviceFacts& facts) {
     const MlaStatus s = sm90_facts(facts);
     if (s.code != MLA_OK) return s;
@@ -64,7 +64,7 @@ inline MlaStatus remembered_sm90_facts(DeviceFacts& facts) {
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
-// The driver's own function, found at run time: the library links without a driver.
+// Finds the driver's own function at run time, because the library links without a driver.
 inline MlaStatus encode_tiled(EncodeTiled& function) {
     static std::atomic<void*> known{nullptr};
     void* f = known.load(std::memory_order_relaxed);

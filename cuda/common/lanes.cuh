@@ -1,5 +1,5 @@
-// Collective operations of the lanes of a warp. On the host one lane stands for them, so that code
-// which uses them can be tested there.
+// Collective operations of the lanes of a warp. On the host, one lane stands for them, so that code
+// that uses them can be tested there.
 #pragma once
 
 #include <cuda_runtime.h>

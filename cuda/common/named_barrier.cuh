@@ -9,7 +9,7 @@ namespace mla {
 template <auto id, int threads>
 struct NamedBarrier {
     __device__ static void sync() { ptx::bar_sync(int(id), threads); }
-    // The same for warps that come from different places in the code.
+    // Like sync(), but for warps that come from different places in the code.
     __device__ static void sync_unaligned() { ptx::barrier_sync(int(id), threads); }
     // Arrives without waiting.
     __device__ static void arrive() { ptx::bar_arrive(int(id), threads); }

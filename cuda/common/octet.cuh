@@ -1,8 +1,8 @@
 // Eight consecutive elements of a row, which one thread moves at a time: 16 bytes of a 16-bit type.
 //
-// With Wide, a row consists of whole octets, each of them aligned to its size (at most to 16 bytes)
-// and moved in one or two accesses. Without, elements move one by one, and the last octet of a row
-// may have fewer.
+// With Wide, a row consists of whole octets. Each octet is aligned to its size (at most to 16
+// bytes), and moved in one or two accesses. Without Wide, elements move one by one, and the last
+// octet of a row may have fewer.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -56,7 +56,7 @@ struct Unit<4> {
     using type = uint32_t;
 };
 
-// `count`: number of elements left in the row.
+// Loads a group. `count` is the number of elements left in the row.
 template <bool Wide, typename T, int N = kOctet>
 __device__ __forceinline__ Group<T, N> load(const T* from, int count) {
     Group<T, N> to;
@@ -86,8 +86,8 @@ __device__ __forceinline__ void store(T* to, const Group<T, N>& from, int count)
     }
 }
 
-// All elements as floats. 16-bit types are unpacked a word at a time: as elements they would occupy
-// a register each.
+// Converts all elements to floats. 16-bit types are unpacked a word at a time. Otherwise, each
+// element would occupy a register.
 template <typename T, int N>
 __device__ __forceinline__ void to_floats(const Group<T, N>& from, float (&to)[N]) {
     if constexpr (sizeof(T) == 4 || N % 2) {
@@ -109,7 +109,7 @@ __device__ __forceinline__ void to_floats(const Group<T, N>& from, float (&to)[N
     }
 }
 
-// The floats, rounded.
+// Rounds floats to elements.
 template <typename T, int N>
 __device__ __forceinline__ Group<T, N> from_floats(const float (&from)[N]) {
     Group<T, N> to;
@@ -132,7 +132,7 @@ __device__ __forceinline__ Group<T, N> from_floats(const float (&from)[N]) {
     return to;
 }
 
-// Converts; exactly, bit by bit, if the types are the same.
+// Converts an octet. If both types are the same, all bits stay as they are.
 template <typename To, typename From>
 __device__ __forceinline__ Octet<To> convert(const Octet<From>& from) {
     if constexpr (std::is_same_v<To, From>) {

@@ -1,4 +1,4 @@
-// Caches whose rotary keys lie behind their latents, and others.
+// Tells caches whose rotary keys lie behind their latents, in one row, from other caches.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,13 @@
 
 namespace mla {
 
-// Bytes of a latent and its scales, behind which the rotary key lies in a cache of one row.
+// Bytes of a latent and its scales. In a cache of one row, the rotary key lies behind them.
 inline int64_t latent_bytes(int32_t format, int64_t latent_dim) {
     return row_shape(format, latent_dim, 0).rope_offset;
 }
 
-// Parameters that say where rotary keys lie: null stands for a cache of one row.
+// Fills in where rotary keys lie if the parameters have null there, which stands for a cache of one
+// row.
 template <typename Params>
 Params with_rope(Params p, int64_t latent_bytes) {
     if (p.cache_rope) return p;
@@ -23,14 +24,15 @@ Params with_rope(Params p, int64_t latent_bytes) {
     return p;
 }
 
-// The same for parameters that name the format and the width of a latent themselves.
+// Does the same for parameters that name the format and the width of a latent themselves.
 template <typename Params>
 Params with_rope(const Params& p) {
     return with_rope(p, latent_bytes(p.cache_format, p.latent_dim));
 }
 
-// True if rotary keys lie directly behind the latents of their rows, `latent_bytes` long, for the
-// parameters of any kernel with a cache. Otherwise they have a tensor of their own.
+// True if rotary keys lie directly behind the latents of their rows, which have `latent_bytes`
+// bytes. Takes the parameters of any kernel with a cache. If false, rotary keys have a tensor of
+// their own.
 template <typename Params>
 bool is_one_row(const Params& p, int64_t latent_bytes) {
     return p.cache_rope == static_cast<const char*>(p.cache) + latent_bytes &&

@@ -4,7 +4,7 @@
 namespace mla {
 
 struct PagePosition {
-    int page;    // -1: no page
+    int page;    // -1 if there is none
     int offset;  // tokens before this one in the page
 };
 

@@ -6,7 +6,7 @@
 namespace mla {
 
 // Pipeline state in a ring of `stages` stages. `phase` is the parity that a consumer waits for at
-// this stage; a producer that waits until the stage is released waits for the other parity.
+// this stage. A producer waits for the other parity until the stage is released.
 template <int stages>
 struct PipelineState {
     int stage = 0;
@@ -37,14 +37,14 @@ struct PipelineState {
             phase ^= 1;
         }
     }
-    // The same as `advance`, for any number.
+    // Advances by any number of stages.
     __device__ void skip(int n) {
         const int to = stage + n, rounds = unsigned(to) / unsigned(stages);
         stage = to - rounds * stages;
         phase ^= rounds & 1;
     }
-    // The same state, in a form that the compiler knows to be the same in all lanes: what is
-    // computed from it stays in uniform registers, where wgmma descriptors have to be.
+    // The same state, in a form that the compiler knows to be the same in all lanes. Values
+    // computed from it stay in uniform registers, where wgmma descriptors have to be.
     __device__ PipelineState warp_uniform() const {
         PipelineState r = *this;
         r.stage = __shfl_sync(~0u, stage, 0);

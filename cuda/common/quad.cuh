@@ -6,8 +6,8 @@
 
 namespace mla {
 
-// Transposes words within a quad: words[i] of lane q is word i of row q before, and word q of row i
-// after. `q` is the lane's number in its quad.
+// Transposes words within a quad. Before the call, words[i] of lane q is word i of row q; after it,
+// word q of row i. `q` is the lane's number in its quad.
 __device__ __forceinline__ void transpose_quad(uint32_t (&words)[4], int q) {
     const auto exchange = [](uint32_t& a, uint32_t& b, bool upper, int distance) {
         const uint32_t got = __shfl_xor_sync(~0u, upper ? a : b, distance);

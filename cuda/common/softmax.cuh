@@ -8,21 +8,22 @@
 //                     l = f1 l1 + f2 l2;  o = f1 o1 + f2 o2
 //   result            o / l, and the log-sum-exp m + log(l)
 //
-// A row that has seen no key has m = -inf and l = 0: its log-sum-exp is -inf and its output 0. A
-// score that is NaN makes l NaN, and with it the row's log-sum-exp and all of its output; m ignores
-// it. A result whose log-sum-exp is `lse` is the state (lse, 1, output). The order of merging
-// changes roundings only; code that needs the same bits each time merges in a fixed order.
+// A row that has seen no key has m = -inf and l = 0. Its log-sum-exp is -inf, and its output is 0.
+// A score that is NaN makes l NaN, while m ignores it. The row's log-sum-exp and all of its output
+// are then NaN, too. A result whose log-sum-exp is `lse` is the state (lse, 1, output). The order
+// of merging changes only roundings. Code that needs the same bits each time merges in a fixed
+// order.
 //
-// o is in registers, spread over lanes in many ways, so it is not a member: its owner multiplies it
-// by `factor`.
+// o is in registers, spread over lanes in many ways. It is therefore not a member, and its owner
+// multiplies it by `factor`.
 #pragma once
 
 #include "ptx/sm80.cuh"
 
 namespace mla {
 
-// Functions of attention kernels: scores in units of log2, exponentials by the special-function
-// unit.
+// Functions of attention kernels. Scores are in units of log2, and the special-function unit
+// computes exponentials.
 struct Base2 {
     __device__ static __forceinline__ float exp(float x) { return ptx::ex2_approx(x); }
     __device__ static __forceinline__ float log(float x) { return log2f(x); }
@@ -68,7 +69,7 @@ struct SoftmaxState {
         return {mine, its};
     }
 
-    // The sum of a row that saw a NaN is NaN, and so is this.
+    // The sum of a row that saw a NaN is NaN, and so is its log-sum-exp.
     __device__ __forceinline__ float log_sum_exp() const {
         return sum == 0.f ? -INFINITY : maximum + Base::log(sum);
     }
@@ -79,14 +80,14 @@ __device__ __forceinline__ float log2_sum_exp2(float maximum, float sum) {
     return SoftmaxState<Base2>{maximum, sum}.log_sum_exp();
 }
 
-// The natural logarithm of the same.
+// Natural log-sum-exp of a row whose maximum is in units of log2.
 __device__ __forceinline__ float natural_lse(float maximum, float sum) {
     constexpr float ln2 = 0.69314718055994531f;
     return sum == 0.f ? -INFINITY : (maximum + log2f(sum)) * ln2;
 }
 
-// Adds a quadruple of an accumulator, whose first two values are of one row and whose others are of
-// the row eight further down; each row has a factor.
+// Adds a quadruple of an accumulator. Its first two values are of one row, and its last two of the
+// row eight further down. Each row has a factor.
 __device__ __forceinline__ void add_rows(float4& sum, const float4& x, float low, float high) {
     sum.x = fmaf(x.x, low, sum.x);
     sum.y = fmaf(x.y, low, sum.y);

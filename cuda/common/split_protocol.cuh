@@ -2,11 +2,11 @@
 // results.
 //
 // A tile's keys are divided into `splits`, one per CTA. Each CTA writes its partial result to the
-// workspace and counts itself in. The first `combiners` of them have nothing else to do: each waits
-// for the others and then combines its own slice of the output. No CTA depends on one that may not
-// be running: a combiner that has waited too long makes all combiners fall back. Each of them then
-// writes the slice that it had kept to the workspace, too, and the last one to arrive combines
-// everything.
+// workspace and counts itself in. The first `combiners` of the CTAs have nothing else to do. Each
+// of them waits for the others and then combines its own slice of the output. No CTA may depend on
+// one that may not be running. A combiner that has waited too long therefore makes all combiners
+// fall back. Each of them then also writes the slice that it had kept to the workspace, and the
+// last one to arrive combines everything.
 //
 //                      arrived = splits
 //   [counting] ------------------------------> [all there]    each combiner combines its slice
@@ -16,16 +16,16 @@
 //   [falling back] -------------------------> [complete]      whose addition completes it combines
 //                  have added kYielded                        everything
 //
-// `arrived` counts splits in its lowest 12 bits and combiners that have yielded above them;
-// kFallenBack is bit 30. The flag is added by a compare-and-swap of a value that lacks a split, so
-// that it never comes after [all there]. `left` counts the CTAs that have read the counters for the
-// last time; the last of them sets both back to zero, for the next launch.
+// `arrived` counts splits in its lowest 12 bits, and combiners that have yielded above them.
+// kFallenBack is bit 30. A compare-and-swap adds this flag to a value that lacks a split, so the
+// flag never comes after [all there]. `left` counts the CTAs that have read the counters for the
+// last time. The last of them sets both counters back to zero, for the next launch.
 //
-// If every CTA is known to run once it has work, as in prefill, no CTA falls back, and it is enough
-// to count arrivals and departures: Arrivals and Departures.
+// If every CTA is known to run once it has work, as in prefill, no CTA falls back. It is then
+// enough to count arrivals and departures: Arrivals and Departures.
 //
-// Every function is at most one atomic operation, which Memory implements: by ptx::... on the
-// device, by plain numbers in a test on the host that tries all orders
+// Every function is at most one atomic operation, which Memory implements. On the device, ptx::...
+// implement it. On the host, plain numbers do, in a test that tries all orders
 // (tests/division/split_protocol.rs).
 #pragma once
 
@@ -73,25 +73,25 @@ struct DeviceMemory {
 };
 #endif
 
-// A counter of those who store something that all of them wait for.
+// Counts CTAs or warps that store something that all of them wait for.
 template <class Memory>
 struct Arrivals {
     int32_t* arrived;
 
     // Called when the caller's data has been stored in the workspace.
     MLA_HOST_DEVICE void arrive() const { Memory::add_release(arrived, 1); }
-    // Number of arrivals; the data that these callers stored can be read.
+    // Number of arrivals. The data that the arrived callers stored can be read afterwards.
     MLA_HOST_DEVICE int seen() const { return Memory::load_acquire(arrived); }
 };
 
-// A counter of those who read counters. Relaxed is enough: one that leaves has the answer of its
-// last read.
+// Counts readers of counters. Relaxed order is enough: a reader that leaves already has the answer
+// of its last read.
 template <class Memory>
 struct Departures {
     int32_t* left;
 
-    // Number of those who have left. The last one sets all counters back to zero, including this
-    // one.
+    // Counts the caller, and returns the number of readers that have left. The last one sets all
+    // counters back to zero, including this one.
     MLA_HOST_DEVICE int leave() const { return Memory::increment(left) + 1; }
 };
 
@@ -104,7 +104,7 @@ struct SplitProtocol {
     MLA_HOST_DEVICE int complete() const { return kFallenBack + combiners * kYielded + splits; }
 
     // Called by a CTA that has other work after this tile, when its partial result is in the
-    // workspace. The CTA may have to combine everything. Then it leaves.
+    // workspace. If the role says so, the CTA combines everything. Then it leaves.
     MLA_HOST_DEVICE SplitRole arrive() const {
         return Memory::add_acq_rel(&counters->arrived, 1) + 1 == complete() ? SplitRole::everything
                                                                             : SplitRole::none;
@@ -112,8 +112,8 @@ struct SplitProtocol {
     // Called by a combiner when all of its partial result but its slice is in the workspace.
     MLA_HOST_DEVICE void arrive_combiner() const { arrivals().arrive(); }
 
-    // A combiner then reads how many have arrived. The number decides its role; none: it has to
-    // read again.
+    // A combiner then reads how many have arrived. The number decides its role. If the role is
+    // none, it has to read again.
     MLA_HOST_DEVICE int seen() const { return arrivals().seen(); }
     MLA_HOST_DEVICE SplitRole role_of(int seen) const {
         return seen == splits  ? SplitRole::slice
@@ -134,8 +134,8 @@ struct SplitProtocol {
                    : SplitRole::none;
     }
 
-    // Called once by every split's CTA, when it has read the counters for the last time; returns
-    // how many have left. The last of them resets the counters.
+    // Called once by every split's CTA, when it has read the counters for the last time. Returns
+    // the number of CTAs that have left. The last of them resets the counters.
     MLA_HOST_DEVICE int leave() const { return Departures<Memory>{&counters->left}.leave(); }
     MLA_HOST_DEVICE void reset() const { *counters = {0, 0}; }
 

@@ -1,9 +1,9 @@
 // The place of a row's 16-byte chunks in a swizzled tile of shared memory.
 //
-// The chunks of a row are permuted by its number, so that eight neighbouring rows have their chunks
-// of one column in eight different groups of four banks. With rows of 128 and 64 bytes this is what
-// TMA writes with SWIZZLE_128B and SWIZZLE_64B and what wgmma reads; a tile begins at a multiple of
-// 1024 bytes.
+// The chunks of a row are permuted by the row's number. Eight neighbouring rows therefore have
+// their chunks of one column in eight different groups of four banks. With rows of 128 and 64
+// bytes, TMA writes this order with SWIZZLE_128B and SWIZZLE_64B, and wgmma reads it. A tile begins
+// at a multiple of 1024 bytes.
 #pragma once
 
 #include <cstdint>

@@ -12,8 +12,8 @@ struct WarpBitset {
     static constexpr int kMax = 32 * Lanes::kCount;
     int count = 0;
 
-    // Marks those of 0, 1, ... for which `is_marked` holds. It is called for some items beyond the
-    // last of `things`, too.
+    // Marks those of the items 0, 1, ... for which `is_marked` holds. `is_marked` is also called
+    // for some items beyond the last of `things`.
     template <typename F>
     __device__ void set(int things, const F& is_marked) {
         own = 0;
@@ -73,7 +73,7 @@ struct WarpBitset {
         }
     }
 
-    // A block is one item.
+    // On the host, a block is one item.
     int block_of(int rank) const { return marked[rank]; }
     bool has(int block, int first, int end) const {
         return ranks[block] >= first && ranks[block] < end;

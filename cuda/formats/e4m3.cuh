@@ -31,7 +31,7 @@ __device__ __forceinline__ void from_e4m3_octet(const Octet<uint8_t>& from, floa
     }
 }
 
-// The largest magnitude of an octet, and of what was seen before it. NaN is none.
+// The larger of `before` and the largest magnitude of an octet. NaN is ignored.
 template <typename Source>
 __device__ __forceinline__ float largest_magnitude(const Octet<Source>& x, float before) {
     float y[kOctet];

@@ -1,5 +1,5 @@
-// Conversion of e4m3 bytes to 16-bit floats: by an instruction to f16 from sm_89 on, by shifts on
-// every GPU.
+// Conversion of e4m3 bytes to 16-bit floats. From sm_89 on, an instruction converts them to f16. On
+// every GPU, shifts convert them.
 //
 // Shifts move a byte's exponent and mantissa to their places in T, which gives its value times a
 // power of two. The missing factor is applied to an MMA's sums instead of its operands, which takes
@@ -11,7 +11,7 @@
 
 namespace mla {
 
-// PTX for Ampere, which every later GPU may compile, must not contain the instruction.
+// Every later GPU may compile PTX for Ampere, so that PTX must not contain the instruction.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 constexpr bool kE4m3Instruction = true;
 #else
@@ -21,8 +21,8 @@ constexpr bool kE4m3Instruction = false;
 template <typename T>
 struct E4m3Fields;
 
-// Shifted fields are a byte's value times 2^-120, for which f32 sums would have no bits. The MMA's
-// other operand is therefore multiplied by 2^60, and the sums by the remaining 2^60.
+// Shifted fields are a byte's value times 2^-120. Sums in f32 would have no bits for such products.
+// The MMA's other operand is therefore multiplied by 2^60, and the sums by the remaining 2^60.
 template <>
 struct E4m3Fields<__nv_bfloat16> {
     static constexpr int kShift = 4;
@@ -33,7 +33,7 @@ struct E4m3Fields<__nv_bfloat16> {
     static constexpr float kRest = 0x1p60f;
 };
 
-// Moved fields are a byte's value times 2^-8: no operand needs a lift.
+// Moved fields are a byte's value times 2^-8, so no operand needs a lift.
 template <>
 struct E4m3Fields<__half> {
     static constexpr int kShift = 1;

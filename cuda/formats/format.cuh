@@ -21,18 +21,18 @@ struct RowShape {
     int64_t element_alignment;
 };
 
-// One over a scale in two parts: `high` rounded down, and `low` = 1 / scale - high rounded up,
-// never below high * 2^-60.
+// One over a scale in two parts. `high` is rounded down, and `low` = 1 / scale - high is rounded
+// up. `low` is never below high * 2^-60.
 struct Inverse {
     float high, low;
 };
 
 // x / scale, close enough to round to the same e4m3 byte as the quotient in f32 does. For values of
-// 16 bits that takes two instructions. All significands of x and of the scale were tried: no
-// quotient and its approximation here lie on two sides of a number of five significant bits, which
-// are the borders between e4m3 codes. Since `low` has the sign of `high` and is not zero, zeros
-// keep their sign, infinity stays infinity, and a quotient too large for f32 becomes infinity: e4m3
-// saturates all of them.
+// 16 bits, this takes two instructions. All significands of x and of the scale were tried. No
+// quotient and its approximation here lie on two sides of a number of five significant bits. Such
+// numbers are the borders between e4m3 codes. `low` has the sign of `high` and is not zero. Zeros
+// therefore keep their sign, infinity stays infinity, and a quotient too large for f32 becomes
+// infinity. e4m3 saturates all of them.
 template <typename Source>
 __device__ __forceinline__ float quotient(float x, float scale, const Inverse& inverse) {
     if constexpr (sizeof(Source) == 2) return __fmaf_rn(x, inverse.high, __fmul_rn(x, inverse.low));

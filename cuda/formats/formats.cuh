@@ -1,6 +1,6 @@
 // All cache formats. A new one adds its file, a line here in both lists, and its name to the enum
-// of mla.h. Other code that has to handle it does not compile before it does (CONTRIBUTING.md lists
-// it).
+// of mla.h. Other code that has to handle it does not compile until it does (CONTRIBUTING.md lists
+// this code).
 #pragma once
 
 #include <type_traits>

@@ -10,8 +10,8 @@ namespace mla {
 constexpr int kScaleGroup = 128;
 
 // The smallest power of two that is at least amax / 448. Since 448 = 1.75 * 2^8, it is 2^(e - 8)
-// for an amax of m * 2^e with m up to 1.75, and twice that above: the addition carries into the
-// exponent exactly then.
+// for an amax of m * 2^e with m up to 1.75, and twice that for a larger m. For a larger m, and only
+// then, the addition carries into the exponent.
 __device__ __forceinline__ float power_of_two_scale(float amax) {
     const uint32_t bits = __float_as_uint(fmaxf(amax, 1e-4f));
     return __uint_as_float((((bits + 0x1fffff) >> 23) - 8) << 23);
@@ -29,7 +29,7 @@ struct Row<MLA_CACHE_FP8_DS_MLA> {
     }
 
     // The scale of the octet's group, which half a warp computes together. Every lane of the warp
-    // must call this, also those without an octet (`mine` is false).
+    // must call this, even a lane without an octet (`mine` is false).
     template <typename Source>
     static __device__ __forceinline__ Scale latent_scale(const Octet<Source>& x, bool mine,
                                                          const Scale&) {

@@ -17,14 +17,14 @@ struct Row<MLA_CACHE_FP8_PER_TOKEN> {
     static constexpr int64_t scale_offset(int64_t latent_dim, int64_t rope_dim) {
         return latent_dim + (rope_dim + 1) / 2 * 4;
     }
-    // Whole units of 16 bytes, in which rows are copied.
+    // Rows consist of whole units of 16 bytes, in which they are copied.
     static constexpr RowShape shape(int64_t latent_dim, int64_t rope_dim) {
         return {(scale_offset(latent_dim, rope_dim) + 4 + 15) / 16 * 16, latent_dim, 16, 16};
     }
 
-    // The scale of a row: amax / 448, with amax bounded so that rows of zeros or with an infinity
-    // have a scale, too. All lanes of a warp call this together, each with the largest magnitude of
-    // its own octets.
+    // The scale of a row is amax / 448. amax is bounded, so that rows of zeros and rows with an
+    // infinity have a scale, too. All lanes of a warp call this together, each with the largest
+    // magnitude of its own octets.
     static __device__ __forceinline__ float token_scale(float amax) {
 #pragma unroll
         for (int step = 16; step > 0; step /= 2)

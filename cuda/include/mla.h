@@ -1,9 +1,9 @@
 /*
  * The C interface that all families of kernels share. The helpers' launch functions are declared
- * here, a family's own in its folder (sm90/mla_sm90.h).
+ * here; those of a family are declared in its folder (sm90/mla_sm90.h).
  *
- * One plain-old-data parameter struct and one function per launch. The rules are the same for all
- * of them:
+ * Each launch has one function and one plain-old-data struct of parameters. The rules are the same
+ * for all launches:
  *
  *   - Device memory, workspace and stream belong to the caller. No function allocates device
  *     memory, synchronises, reads device memory on the host, prints, or throws; every launch can be
@@ -62,9 +62,10 @@ typedef enum MlaDtype { MLA_DTYPE_BF16 = 0, MLA_DTYPE_F16 = 1, MLA_DTYPE_F32 = 3
 /*
  * The layout of one token's row in the cache: the latent (L values), then the rotary key (R).
  *
- * `cache_rope` says where rotary keys lie if that is not behind the latents: in a tensor of their
- * own, at strides of its own. Rows of `cache` are then of latents alone. Null stands for rows of
- * both, and its strides are not read. MLA_CACHE_FP8_DS_MLA and MLA_CACHE_FP8_PER_TOKEN are one row.
+ * If `cache_rope` is null, rotary keys lie behind the latents, and the strides of cache_rope are
+ * not read. Otherwise, cache_rope and its strides say where rotary keys lie. They may have a tensor
+ * of their own; the rows of `cache` are then of latents alone. With MLA_CACHE_FP8_DS_MLA and
+ * MLA_CACHE_FP8_PER_TOKEN, both always lie in one row.
  */
 typedef enum MlaCacheFormat {
     /* L + R values of f32, f16 or bf16 */
@@ -77,10 +78,10 @@ typedef enum MlaCacheFormat {
     /* L bytes of e4m3, L/128 f32 scales (a power of two for each 128 values), then R values of
      * bf16 */
     MLA_CACHE_FP8_DS_MLA = 4,
-    /* L bytes of e4m3, R values of bf16, then the latent's f32 scale (any; the largest magnitude
-     * divided by 448 when written) at the next multiple of 4 bytes. Rows begin at multiples of 16
-     * bytes, and kernels may read the 16 bytes in which a row ends: 656 for (512, 64), of which the
-     * last 12 mean nothing */
+    /* L bytes of e4m3, R values of bf16, then the latent's f32 scale at the next multiple of 4
+     * bytes. The scale may be any number; it is written as the largest magnitude divided by 448.
+     * Rows begin at multiples of 16 bytes, and kernels may read the 16 bytes in which a row ends. A
+     * row of (512, 64) takes 656 bytes, and the last 12 of them mean nothing. */
     MLA_CACHE_FP8_PER_TOKEN = 5
 } MlaCacheFormat;
 
@@ -100,13 +101,13 @@ typedef struct MlaDecodeParams {
     const void* q_rope;
     /* [pages, page_size] rows of cache_format: 512 latent values, then 64 rotary ones */
     const void* cache;
-    /* null, or [pages, page_size] rotary keys of 64 values of cache_format: of slot 0 the first
-     * value */
+    /* null, or [pages, page_size] rotary keys of 64 values of cache_format; points to the first
+     * value of slot 0 */
     const void* cache_rope;
     /* [requests, max_pages] int32; entries past a request's last page may hold anything */
     const int32_t* block_table;
-    /* [requests] int32: cached tokens of each request, its query tokens included: 0 to max_pages
-     * * page_size */
+    /* [requests] int32: number of cached tokens of each request, including its query tokens; from 0
+     * to max_pages * page_size */
     const int32_t* kv_lens;
     /* [requests + 1] int32, or null: then every request has query_len tokens */
     const int32_t* cu_q_lens;
@@ -114,9 +115,9 @@ typedef struct MlaDecodeParams {
     void* out;
     /* [heads, tokens] f32, or null */
     float* lse;
-    /* workspace_bytes bytes, aligned to 256. The leading ones, as many as the family's header says,
-     * must be zero before the first launch that uses it; every launch leaves them zero. Launches
-     * that share a workspace must not overlap. */
+    /* workspace_bytes bytes, aligned to 256. The family's header says how many of the first bytes
+     * must be zero before the first launch that uses the workspace; every launch leaves them zero.
+     * Launches that share a workspace must not overlap. */
     void* workspace;
     size_t workspace_bytes;
 
@@ -159,21 +160,22 @@ typedef struct MlaDecodeParams {
     float softmax_scale;
     /* scale of MLA_CACHE_FP8: factor of a byte's value, 2^-60 to 2^60; ignored otherwise */
     float cache_scale;
-    /* cycles that a CTA waits for the others that share its query tile, before they fall back to
-     * one CTA that combines everything; 0: the family's default, see its header; negative: it never
-     * waits. The result is the same bit for bit. */
+    /* number of cycles that a CTA waits for the others that share its query tile. They then fall
+     * back to one CTA that combines everything. 0 means the family's default, which its header
+     * gives. With a negative number, no CTA waits. The result is the same, bit for bit. */
     int32_t split_patience;
 } MlaDecodeParams;
 
-/* A cache, and lists of those of its rows that each query token attends to. */
+/* A cache, and for each query token a list of the rows that it attends to in this cache. */
 typedef struct MlaListedCache {
-    /* [pages, page_size] rows of the first cache's format and scale; each begins on 16 bytes */
+    /* [pages, page_size] rows of the first cache's format and scale; each row begins at a multiple
+     * of 16 bytes */
     const void* cache;
-    /* null, or [pages, page_size] rotary keys, as of the first cache */
+    /* null, or [pages, page_size] rotary keys, as for the first cache */
     const void* cache_rope;
     /* [tokens, width] int32: slots */
     const int32_t* lists;
-    /* [tokens] int32, or null, as of the first cache */
+    /* [tokens] int32, or null, as for the first cache */
     const int32_t* counts;
     /* in bytes: multiples of 16 */
     int64_t cache_page_stride;
@@ -197,9 +199,10 @@ typedef struct MlaListedCache {
  *   out[t, h]      = sum over s in list[t] of softmax(score)[t, h, s] * latent[s]
  *
  * An entry of a list is a slot, page * page_size + index in the page. An entry that is no slot of
- * the cache (-1, or any other number below 0 or past the end) is skipped wherever it stands, and no
- * memory is read for it; a slot that is listed twice counts twice. Rows that no list names are not
- * read. There is no causality except by the lists. Time is proportional to the valid entries.
+ * the cache (-1, or any other number below 0 or past the end) is skipped, wherever in the list it
+ * is, and no memory is read for it. A slot that is listed twice counts twice. Rows that no list
+ * names are not read. There is no causality except by the lists. Time is proportional to the number
+ * of valid entries.
  *
  * Two caches take part in one softmax, such as a window of uncompressed rows beside selected ones.
  * If the width of the second is 0 it is absent, and none of its other fields is read.
@@ -209,24 +212,26 @@ typedef struct MlaSparseParams {
     const void* q_latent;
     /* [tokens, heads, 64] of q_dtype; q_latent + 512 when both parts lie in one row of 576 */
     const void* q_rope;
-    /* [pages, page_size] rows of cache_format; each begins on 16 bytes */
+    /* [pages, page_size] rows of cache_format; each row begins at a multiple of 16 bytes */
     const void* cache;
-    /* null, or [pages, page_size] rotary keys of 64 values; each begins on 16 bytes */
+    /* null, or [pages, page_size] rotary keys of 64 values; each key begins at a multiple of 16
+     * bytes */
     const void* cache_rope;
     /* [tokens, width] int32: slots; not read if width is 0 */
     const int32_t* lists;
-    /* [tokens] int32: number of leading entries of each list that count; or null: all. Numbers
-     * below 0 mean 0, numbers above width mean width. */
+    /* [tokens] int32: number of leading entries of each list that count, or null if all count.
+     * Numbers below 0 mean 0, and numbers above width mean width. */
     const int32_t* counts;
     MlaListedCache second;
-    /* Used if dense_within is not 0: the pages of each request, [requests, any] int32; its tokens
-     * in the cache, the query tokens included, [requests] int32; the starts of requests among the
-     * query tokens, and the end of the last, [requests + 1] int32. */
+    /* Used if dense_within is not 0. block_table, [requests, any] int32: the pages of each request.
+     * seq_lens, [requests] int32: number of cached tokens of each request, including its query
+     * tokens. query_starts, [requests + 1] int32: first query token of each request, and the end of
+     * the last. */
     const int32_t* block_table;
     const int32_t* seq_lens;
     const int32_t* query_starts;
-    /* [heads] f32, or null: a score for each head that takes part in the softmax without a value.
-     * The log-sum-exp leaves it out. */
+    /* [heads] f32, or null: a score for each head, which takes part in the softmax without a value.
+     * The log-sum-exp leaves the score out. */
     const float* sinks;
     /* [tokens, heads, 512] of q_dtype */
     void* out;
@@ -252,7 +257,7 @@ typedef struct MlaSparseParams {
 
     /* Requests with at most this number of tokens are dense: each query token attends to all tokens
      * up to itself. The first cache's slots then come from the block table, and lists and counts
-     * are not read. At most `width`; 0: no request is dense. */
+     * are not read. At most `width`; 0 means that no request is dense. */
     int32_t dense_within;
     int32_t requests;
     /* query tokens, less than 2^24 */
@@ -282,8 +287,8 @@ typedef struct MlaSparseParams {
  *   out[i]      = sum over j of softmax(score)[i, j] * value[j]
  *
  * Requests are packed one after another. With `causal`, query row i of n sees the first k - n + i +
- * 1 of a request's k keys (none if that is not positive); otherwise all of them. No memory behind
- * a request's last row is used.
+ * 1 of a request's k keys, or none if that number is not positive. Without `causal`, every row sees
+ * all keys. No memory behind a request's last row is used.
  */
 typedef struct MlaPrefillParams {
     /* [query_tokens, heads, nope_dim + rope_dim] */
@@ -321,7 +326,7 @@ typedef struct MlaPrefillParams {
     int64_t out_head_stride;
     int64_t lse_head_stride;
 
-    /* rows of query and out, and of the keys and values */
+    /* number of rows of query and out, and of the keys and values */
     int32_t query_tokens;
     int32_t key_tokens;
     /* number of requests, at least 1 */
@@ -348,9 +353,9 @@ typedef struct MlaPrefillParams {
 /*
  * The helpers around attention. They run on every architecture that the library was built for, and
  * on any dimensions and strides. If pointers, strides (in bytes) and widths are multiples of 16
- * bytes (8 elements), every access is 16 bytes wide; otherwise elements move one by one, which is
- * several times slower. For them `dtype` is one of MLA_DTYPE_BF16, MLA_DTYPE_F16 and
- * MLA_DTYPE_F32, and rounding is to nearest, ties to even.
+ * bytes (8 elements), every access is 16 bytes wide. Otherwise elements move one by one, which is
+ * several times slower. Their `dtype` is MLA_DTYPE_BF16, MLA_DTYPE_F16 or MLA_DTYPE_F32. They round
+ * to nearest, ties to even.
  */
 
 /* The pairs of a rotary vector, for i below R/2. */
@@ -367,14 +372,14 @@ typedef enum MlaRotaryStyle {
  *   x'[a] = x[a] * cos[p, i] - x[b] * sin[p, i]      for pair i = (a, b) and p = positions[t]
  *   x'[b] = x[b] * cos[p, i] + x[a] * sin[p, i]
  *
- * in f32, rounded to dtype, as if the rotation had been done in place beforehand.
+ * The rotation is computed in f32 and rounded to dtype, as if it had been done in place beforehand.
  */
 typedef struct MlaCacheWriteParams {
     /* [tokens, latent_dim] of dtype */
     const void* latent;
     /* [tokens, rope_dim] of dtype: the rotary key; rotated already if positions is null */
     const void* rope;
-    /* [tokens] int64: slot of each row; one below 0 or past the cache is skipped */
+    /* [tokens] int64: slot of each row; a row whose slot is below 0 or past the cache is skipped */
     const int64_t* slots;
     /* [pages, page_size] rows of cache_format */
     void* cache;
@@ -427,9 +432,9 @@ typedef struct MlaCacheWriteParams {
 MlaStatus mla_cache_write(const MlaCacheWriteParams* params, void* stream);
 
 /*
- * Reads cache rows, dequantised: rows row_starts[i] .. row_starts[i + 1] of the output are the
- * tokens of request i of the block table from token_starts[i] on. A page number outside the cache
- * gives NaN.
+ * Reads cache rows, dequantised. Rows row_starts[i] .. row_starts[i + 1] of the output are tokens
+ * of request i of the block table, from token_starts[i] on. A page number outside the cache gives
+ * NaN.
  */
 typedef struct MlaCacheGatherParams {
     /* [pages, page_size] rows of cache_format */
@@ -473,18 +478,18 @@ typedef struct MlaCacheGatherParams {
 MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* stream);
 
 /*
- * Keys and values of all heads from cache rows, row by row:
+ * Computes keys and values of all heads from cache rows, row by row:
  *
  *     out[row, column] = sum over i of latent[row, i] * weights[column, i]
  *
- * with the rows of mla_cache_gather, accumulated in f32 and rounded once. Their rotary parts are
- * gathered, too. Runs on devices of compute capability 9.0, if the helpers are compiled for
- * sm_90a.
+ * The rows are those of mla_cache_gather. Sums are accumulated in f32 and rounded once. The rows'
+ * rotary parts are gathered, too. Runs on devices of compute capability 9.0, if the helpers are
+ * compiled for sm_90a.
  */
 typedef struct MlaCacheExpandParams {
-    /* dtype f16 or bf16, cache_format that of dtype, latent_dim 512, rope_dim 64, page_size a
-     * multiple of 64, at most 32 segments; cache and rope aligned to 16 bytes, and their strides.
-     * `latent` is not used. */
+    /* dtype is f16 or bf16, and cache_format is that of dtype. latent_dim is 512, rope_dim is 64,
+     * page_size is a multiple of 64, and there are at most 32 segments. cache, rope and their
+     * strides are aligned to 16 bytes. `latent` is not used. */
     MlaCacheGatherParams rows;
     /* [columns, 512] of dtype, aligned to 16 bytes */
     const void* weights;
@@ -505,8 +510,8 @@ MlaStatus mla_cache_expand(const MlaCacheExpandParams* params, void* stream);
 /*
  * Merges a partial result into another over the same queries: with a = lse and b = other_lse per
  * token and head, lse = ln(e^a + e^b) and out = out * e^(a - lse) + other * e^(b - lse). Plus
- * infinity is taken as minus infinity; a result of weight 0 may hold NaN; two that attended to
- * nothing give 0 and minus infinity.
+ * infinity is taken as minus infinity. A result of weight 0 may hold NaN. Two results that attended
+ * to nothing give 0 and minus infinity.
  */
 typedef struct MlaMergeParams {
     /* [tokens, heads, width] of dtype, read and written */
@@ -591,7 +596,7 @@ MlaStatus mla_lse_natural(const MlaLseParams* params, void* stream);
 typedef struct MlaCopyParams {
     /* [shape] elements, or null: then zeros are written */
     const void* from;
-    /* [shape] elements, no two at one address, none in `from` */
+    /* [shape] elements; no two have the same address, and none is an element of `from` */
     void* to;
 
     int64_t shape[3];
@@ -609,10 +614,11 @@ MlaStatus mla_copy(const MlaCopyParams* params, void* stream);
 typedef struct MlaCopyRowsParams {
     /* [rows, heads, width] elements */
     const void* from;
-    /* [rows] int64: the row of `to` for each row of `from`; one below 0 or past the last is
-     * skipped, and no two are the same */
+    /* [rows] int64: the row of `to` for each row of `from`. Rows below 0 or past the last one are
+     * skipped, and no two are the same. */
     const int64_t* places;
-    /* [to_rows, heads, width] elements, no two at one address, none in `from` */
+    /* [to_rows, heads, width] elements; no two have the same address, and none is an element of
+     * `from` */
     void* to;
 
     int64_t rows;
@@ -693,12 +699,12 @@ typedef struct MlaHeadGemmParams {
  * weights. */
 MlaStatus mla_head_gemm(const MlaHeadGemmParams* params, void* stream);
 
-/* The start of a step on the absorbed path: mla_cache_write, and mla_head_gemm of q_nope and
- * W_UK. Neither of them writes data that the other reads or writes. Enqueues one kernel if the
- * weights are contiguous along n, k is 128, there are at most 256 rows of 512 + 64 values of 16
- * bits, accesses can be 16 bytes wide, and the cache has the rows' dtype or e4m3 with one scale;
- * otherwise two. The one kernel may start while the previous one in the stream is ending, like
- * that of mla_head_gemm. */
+/* The start of a step on the absorbed path: mla_cache_write, and mla_head_gemm of q_nope and W_UK.
+ * Neither of them writes data that the other reads or writes. Enqueues one kernel if the weights
+ * are contiguous along n, k is 128, there are at most 256 rows of 512 + 64 values of 16 bits,
+ * accesses can be 16 bytes wide, and the cache has the rows' dtype or e4m3 with one scale.
+ * Otherwise it enqueues two. The one kernel may start while the previous one in the stream is
+ * ending, like that of mla_head_gemm. */
 MlaStatus mla_absorb(const MlaCacheWriteParams* write, const MlaHeadGemmParams* product,
                      void* stream);
 
@@ -709,9 +715,8 @@ MlaStatus mla_absorb(const MlaCacheWriteParams* write, const MlaHeadGemmParams* 
  * is over. */
 MlaStatus mla_fence(void* stream);
 
-/* Loads every helper kernel into the current context, so that no later launch has to: a launch
- * that loads its kernel first takes milliseconds, and may not be possible while a graph is
- * captured. */
+/* Loads every helper kernel into the current context, so that no later launch has to. A launch that
+ * loads its kernel first takes milliseconds, and may not be possible while a graph is captured. */
 MlaStatus mla_load_helpers(void);
 
 #ifdef __cplusplus

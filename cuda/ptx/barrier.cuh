@@ -9,7 +9,7 @@ __device__ __forceinline__ void barrier_sync(int id, int threads) {
     asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// The same for all threads of the CTA.
+// Waits for all threads of the CTA in the same way.
 __device__ __forceinline__ void barrier_sync_all() { asm volatile("barrier.sync 0;" ::: "memory"); }
 
 }  // namespace mla::ptx

@@ -5,7 +5,7 @@
 
 namespace mla::ptx {
 
-// Prefetches `bytes` bytes into L2 under a policy: a multiple of 16, from an address aligned to 16.
+// Prefetches `bytes` bytes into L2 under a policy. The number and the address are multiples of 16.
 __device__ __forceinline__ void cp_async_bulk_prefetch(const void* source, uint32_t bytes,
                                                        CachePolicy policy) {
     asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(source),

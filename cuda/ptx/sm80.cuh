@@ -21,8 +21,8 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// Lane within the warp. Unlike threadIdx, it is read again at each use, so that what is computed
-// from it occupies no register in between.
+// Lane within the warp. Unlike threadIdx, it is read again at each use. Values computed from it
+// therefore occupy no register in between.
 __device__ __forceinline__ int laneid() {
     int r;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(r));
@@ -92,7 +92,7 @@ __device__ __forceinline__ void prefetch_global_l2(const void* address) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-// L2 policy for the lines that a copy reads. For TMA, 0 means no policy, which is not the same as
+// L2 policy for the lines that a copy reads. For TMA, 0 means no policy. That is not the same as
 // `evict_normal`, which makes long streams slower.
 struct CachePolicy {
     uint64_t bits = 0;
@@ -115,8 +115,9 @@ __device__ __forceinline__ void cp_async_16(uint32_t destination, const void* so
                  : "memory");
 }
 
-// The same at constant distances behind the addresses. These are parts of the instruction, which
-// reads its registers late, so that one pair of registers serves several copies.
+// The same copy at constant distances behind the addresses. The distances are parts of the
+// instruction, which reads its registers late. One pair of registers therefore serves several
+// copies.
 template <int destination_offset, int source_offset>
 __device__ __forceinline__ void cp_async_16_at(uint32_t destination, const void* source,
                                                bool valid) {
@@ -126,7 +127,7 @@ __device__ __forceinline__ void cp_async_16_at(uint32_t destination, const void*
                  : "memory");
 }
 
-// The same with a policy.
+// The same copy with an L2 policy.
 __device__ __forceinline__ void cp_async_16(uint32_t destination, const void* source, bool valid,
                                             CachePolicy policy) {
     int bytes = valid ? 16 : 0;
@@ -136,7 +137,7 @@ __device__ __forceinline__ void cp_async_16(uint32_t destination, const void* so
         : "memory");
 }
 
-// The same for 4 bytes.
+// Copies 4 bytes to shared memory, or writes zeros if `valid` is false.
 __device__ __forceinline__ void cp_async_4(uint32_t destination, const void* source,
                                            bool valid = true) {
     int bytes = valid ? 4 : 0;
@@ -194,10 +195,11 @@ __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t a) {
     return r;
 }
 
-// d (16 x 8) += a (16 x 16) b (16 x 8), by one warp. With g = lane / 4 and q = lane % 4: d[0..3]
-// are (row g, columns 2 q, + 1) and the same columns of row g + 8; a[0..3] are (row g, columns 2 q,
-// + 1), row g + 8, then columns 2 q + 8, + 9 of both; b0 is (rows 2 q, + 1, column g), b1 rows
-// 2 q + 8, + 9.
+// d (16 x 8) += a (16 x 16) b (16 x 8), by one warp. Let g = lane / 4 and q = lane % 4. d[0] and
+// d[1] are row g at columns 2 q and 2 q + 1; d[2] and d[3] are row g + 8 at the same columns. a[0]
+// is row g at columns 2 q and 2 q + 1, and a[1] is row g + 8 there; a[2] and a[3] are both rows at
+// columns 2 q + 8 and 2 q + 9. b0 is column g at rows 2 q and 2 q + 1; b1 is column g at rows 2 q +
+// 8 and 2 q + 9.
 template <typename T>
 __device__ __forceinline__ void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0,
                                              uint32_t b1);
@@ -242,14 +244,14 @@ __device__ __forceinline__ uint32_t cvt_rn_x2<__half>(float low, float high) {
     return r;
 }
 
-// Both halves of a word times both halves of another, rounded.
+// Multiplies both halves of a word by both halves of another. The products are rounded.
 template <typename T>
 __device__ __forceinline__ uint32_t mul_rn_x2(uint32_t a, uint32_t b);
 
 template <>
 __device__ __forceinline__ uint32_t mul_rn_x2<__nv_bfloat16>(uint32_t a, uint32_t b) {
     uint32_t r;
-    // Before sm_90, bf16 is multiplied only by fma; the minus zero that is added changes nothing.
+    // Before sm_90, bf16 is multiplied only by fma. Adding minus zero changes nothing.
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
     return r;
 }
@@ -261,7 +263,7 @@ __device__ __forceinline__ uint32_t mul_rn_x2<__half>(uint32_t a, uint32_t b) {
     return r;
 }
 
-// Both halves of a word times both halves of another, plus those of a third, rounded once.
+// Multiplies both halves of a word by those of another, adds those of a third, and rounds once.
 template <typename T>
 __device__ __forceinline__ uint32_t fma_rn_x2(uint32_t a, uint32_t b, uint32_t c) {
     uint32_t r;
@@ -293,7 +295,7 @@ __device__ __forceinline__ float rcp_approx(float x) {
 // ------------------------------------------------------------------- atomics in device memory
 
 // Adds and returns the previous value. Releases this thread's earlier writes, and those that
-// barriers order before them, to any thread that sees the sum; and acquires.
+// barriers order before them, to any thread that sees the sum. It also acquires.
 __device__ __forceinline__ int atom_add_acq_rel(int* counter, int n) {
     int before;
     asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
@@ -326,7 +328,7 @@ __device__ __forceinline__ int ld_acquire(const int* address) {
 
 // ----------------------------------------------------------------------------- named barriers
 
-// A barrier among `threads` threads of the CTA; id 0 is __syncthreads'.
+// A barrier among `threads` threads of the CTA. __syncthreads uses barrier 0.
 __device__ __forceinline__ void bar_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

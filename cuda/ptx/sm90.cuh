@@ -13,9 +13,9 @@ namespace mla::ptx {
 
 // --------------------------------------------------------------------------------------- mbarrier
 //
-// A barrier in shared memory that counts arrivals and bytes, given by its address. A wait names the
-// parity of the phase that it waits for: the first phase is 0, and a wait for parity 1 on a fresh
-// barrier returns at once.
+// A barrier in shared memory that counts arrivals and bytes. It is given by its address. A wait
+// names the parity of the phase that it waits for. The first phase is 0, so a wait for parity 1 on
+// a fresh barrier returns at once.
 
 __device__ __forceinline__ void mbarrier_init(uint32_t bar, uint32_t arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
@@ -75,7 +75,7 @@ __device__ __forceinline__ void cp_async_bulk(uint32_t destination, const void* 
         : "memory");
 }
 
-// The same with a policy.
+// Does the same with an L2 policy.
 __device__ __forceinline__ void cp_async_bulk(uint32_t destination, const void* source,
                                               uint32_t bytes, uint32_t bar, CachePolicy policy) {
     asm volatile(
@@ -89,8 +89,8 @@ __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Assembly of a tensor copy with a policy, or without if the policy is 0. `rank`: the number of
-// dimensions; `coordinates`: the names of the coordinates.
+// Assembly of a tensor copy with a policy, or without one if the policy is 0. `rank` is the number
+// of dimensions, and `coordinates` are the names of the coordinates.
 #define MLA_TMA_LOAD_TEXT(rank, coordinates)                                              \
     "{\n"                                                                                 \
     ".reg .pred named;\n"                                                                 \
@@ -113,7 +113,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uin
                  : "memory");
 }
 
-// The same in a tensor of four dimensions.
+// Does the same in a tensor of four dimensions.
 __device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uint32_t destination,
                                                      uint32_t bar, CachePolicy policy, int x, int y,
                                                      int z, int w) {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uin
                  : "memory");
 }
 
-// The same in a tensor of five dimensions.
+// Does the same in a tensor of five dimensions.
 __device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uint32_t destination,
                                                      uint32_t bar, CachePolicy policy, int x, int y,
                                                      int z, int w, int v) {
@@ -156,7 +156,7 @@ __device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const CUtensorMap*
         : "memory");
 }
 
-// The same in a tensor of four dimensions.
+// Does the same in a tensor of four dimensions.
 __device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const CUtensorMap* map,
                                                               CachePolicy policy, int x, int y,
                                                               int z, int w) {
@@ -167,7 +167,7 @@ __device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const CUtensorMap*
         : "memory");
 }
 
-// The same in a tensor of five dimensions.
+// Does the same in a tensor of five dimensions.
 __device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const CUtensorMap* map,
                                                               CachePolicy policy, int x, int y,
                                                               int z, int w, int v) {
@@ -237,7 +237,7 @@ __device__ __forceinline__ uint32_t cluster_nctarank() {
     return r;
 }
 
-// The cluster's barrier, for all of its threads that have not exited: what was written before the
+// The cluster's barrier, for all of its threads that have not exited. Data written before the
 // arrival can be read after the wait.
 __device__ __forceinline__ void barrier_cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
@@ -245,7 +245,7 @@ __device__ __forceinline__ void barrier_cluster_arrive() {
 __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
-// Arrival of a thread that has written nothing for the others: it needs no device-wide fence.
+// Arrival of a thread that has written nothing for the others, and so needs no device-wide fence.
 __device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
@@ -257,8 +257,8 @@ __device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t rank) {
     return r;
 }
 
-// Arrives at a barrier of any CTA of the cluster. Earlier writes of this thread need not be visible
-// there: that would take a fence.
+// Arrives at a barrier of any CTA of the cluster. This does not make earlier writes of this thread
+// visible there, which would take a fence.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
@@ -284,8 +284,8 @@ __device__ __forceinline__ void st_async_v4_u32(uint32_t address, uint4 v, uint3
         "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(bar)
         : "memory");
 }
-// Stores floats as floats: taken for integers, accumulators would be copied between MMAs in flight,
-// which makes ptxas serialise these.
+// Stores floats as floats. If accumulators were taken for integers, they would be copied between
+// MMAs in flight, and ptxas would serialise these MMAs.
 __device__ __forceinline__ void st_async_v4_f32(uint32_t address, float4 v, uint32_t bar) {
     asm volatile(
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
@@ -335,7 +335,7 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t a, uint32
         : "memory");
 }
 
-// The same with rows and columns exchanged: row j of a matrix in memory is its column j.
+// Stores them with rows and columns exchanged: row j of a matrix in memory is its column j.
 __device__ __forceinline__ void stmatrix_x4_trans(uint32_t address, uint32_t a, uint32_t b,
                                                   uint32_t c, uint32_t d) {
     asm volatile(
@@ -358,7 +358,7 @@ __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-// Programmatic dependent launch: from here on the next kernel of the stream may start, if its
+// Programmatic dependent launch: from here on, the next kernel of the stream may start, if its
 // launch allows it. Before sm_90 there is no such thing, and a kernel starts when the previous one
 // has ended.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {

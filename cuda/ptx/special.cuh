@@ -1,5 +1,5 @@
 // Special registers, under the names that PTX gives them. Unlike threadIdx, they are read again at
-// each use, so that what is computed from them occupies no register in between.
+// each use. Values computed from them therefore occupy no register in between.
 #pragma once
 
 namespace mla::ptx {

@@ -1,12 +1,14 @@
 // Warpgroup MMAs (wgmma) of tiles in shared memory, with f32 accumulators in registers.
 //
 // Operand tiles are 64 elements (128 bytes) wide with 128-byte swizzle, as TMA writes them, and
-// begin at multiples of 1024 bytes. K-major: the 64 elements run along K. M-major: they run along
-// M, and the rows of the tile run along K. One instruction has a K of 16: the next 16 lie 32 bytes
-// further in a K-major tile and 16 rows (2048 bytes) further in an M-major one.
+// begin at multiples of 1024 bytes. In a K-major tile, the 64 elements run along K. In an M-major
+// tile, they run along M, and the rows of the tile run along K. One instruction has a K of 16. The
+// next 16 lie 32 bytes further in a K-major tile, and 16 rows (2048 bytes) further in an M-major
+// one.
 //
-// Accumulator layout of m64nN: with g = lane / 4 and q = lane % 4, d[4 i + 0..3] of warp w of the
-// warpgroup are (row 16 w + g, columns 8 i + 2 q, + 1), then the same columns of row 16 w + g + 8.
+// Accumulator layout of m64nN, with g = lane / 4 and q = lane % 4: d[4 i] and d[4 i + 1] of warp w
+// of the warpgroup are row 16 w + g at columns 8 i + 2 q and 8 i + 2 q + 1. d[4 i + 2] and d[4 i +
+// 3] are row 16 w + g + 8 at the same columns.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,9 +18,9 @@
 
 namespace mla::ptx {
 
-// Descriptor of a tile whose groups of eight rows are 1024 bytes apart. `panel` is the distance in
-// bytes of the next tile if tiles lie side by side and their rows run along K. For a single tile
-// the field is ignored.
+// Descriptor of a tile whose groups of eight rows are 1024 bytes apart. `panel` counts if tiles lie
+// side by side and their rows run along K: it is the distance in bytes from one tile to the next.
+// For a single tile, it is ignored.
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t panel = 16) {
     constexpr uint64_t swizzle_128 = uint64_t(1) << 62;
     constexpr uint64_t stride = uint64_t(1024 >> 4) << 32;
@@ -77,8 +79,8 @@ enum class Major { K = 0, M = 1 };
 #define MLA_SUMS_64(d, i) MLA_SUMS_32(d, i), MLA_SUMS_32(d, i + 32)
 #define MLA_SUMS_128(d, i) MLA_SUMS_64(d, i), MLA_SUMS_64(d, i + 64)
 
-// The instruction's text: K, the type of both operands, N, the number of accumulators, and the
-// names of its other operands, which are numbered on from the accumulators'. `majors` gives the
+// The instruction's text. It takes K, the type of both operands, N, the number of accumulators, and
+// the names of the other operands. These are numbered on from the accumulators. `majors` gives the
 // major dimension of the operands in shared memory, for types that allow a choice.
 #define MLA_WGMMA_TEXT(k, type, n, count, a, b, accumulate, majors)                            \
     "{\n"                                                                                      \
@@ -90,9 +92,9 @@ enum class Major { K = 0, M = 1 };
         ";\n"                                                                                  \
         "}\n"
 
-// d (64 x N) = a (64 x 16) b (16 x N), plus d when `accumulate` is non-zero. The rows of an operand
-// that is not K-major run along K, and the descriptor's `panel` is the distance of its tiles of 64
-// columns.
+// d (64 x N) = a (64 x 16) b (16 x N), plus d if `accumulate` is not 0. If an operand is not
+// K-major, its rows run along K, and the descriptor's `panel` is the distance between its tiles of
+// 64 columns.
 template <typename T, int N, Major a_major, Major b_major = Major::K>
 struct Wgmma;
 
@@ -118,9 +120,9 @@ struct Wgmma;
 MLA_WGMMA_OF(__nv_bfloat16, "bf16")
 MLA_WGMMA_OF(__half, "f16")
 
-// The same with A in registers, in the layout of accumulators: a[0..3] of lane 4 g + q are (row 16
-// w + g, columns 2 q, + 1), the same columns of row 16 w + g + 8, and both rows' columns 2 q + 8, +
-// 9. They must not change until the MMA has been waited for.
+// The same with A in registers, in the layout of accumulators. a[0] of lane 4 g + q is row 16 w + g
+// at columns 2 q and 2 q + 1, and a[1] is row 16 w + g + 8 there. a[2] and a[3] are both rows at
+// columns 2 q + 8 and 2 q + 9. These registers must not change until the MMA has been waited for.
 template <typename T, int N, Major b_major = Major::K>
 struct WgmmaFromRegisters;
 
@@ -146,8 +148,8 @@ struct WgmmaFromRegisters;
 MLA_WGMMA_FROM_REGISTERS_OF(__nv_bfloat16, "bf16")
 MLA_WGMMA_FROM_REGISTERS_OF(__half, "f16")
 
-// d (64 x N) = a (64 x 32) b (N x 32)^T of e4m3, plus d when `accumulate` is non-zero. Both are
-// K-major; an instruction's 32 columns are 32 bytes.
+// d (64 x N) = a (64 x 32) b (N x 32)^T of e4m3, plus d if `accumulate` is not 0. Both operands are
+// K-major. The 32 columns of an instruction are 32 bytes.
 template <int N>
 struct WgmmaE4m3;
 

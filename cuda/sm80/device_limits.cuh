@@ -1,5 +1,5 @@
-// The query of launches for a device's limits. Kernels are compiled without the family's header:
-// otherwise a new declaration there would compile them all again.
+// Launches query a device's limits here. Kernels are compiled without the family's header, because
+// a new declaration there would otherwise compile all of them again.
 #pragma once
 
 #include <algorithm>

@@ -20,7 +20,7 @@ struct Limits {
 // Bytes of shared memory that the system takes from every CTA.
 constexpr int kReserved = 1024;
 
-// Allows a kernel its dynamic shared memory, once per device and size; twice does no harm.
+// Allows a kernel its dynamic shared memory, once per device and size. Doing so twice does no harm.
 template <auto kernel>
 cudaError_t allow_shared(int device, size_t bytes) {
     static std::atomic<size_t> allowed[kMaxDevices];

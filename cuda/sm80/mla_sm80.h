@@ -27,9 +27,9 @@ typedef struct MlaDeviceLimits {
 
 /* Bytes of workspace that mla_decode_sm80 needs for requests of up to query_len tokens. Reads
  * heads, query_len, requests, latent_dim, rope_dim, q_dtype and cache_format, and what the current
- * device has; a launch has to accept requests, but the result depends neither on it nor on any
- * length. If max_pages is above 0, numbers of requests, pages and tokens in a page that no launch
- * accepts are refused here. Loads the kernels, so that no launch has to. */
+ * device has. `requests` has to be a number that a launch accepts, but the result depends neither
+ * on it nor on any length. If max_pages is above 0, numbers of requests, pages and tokens in a page
+ * that no launch accepts are refused here. Loads the kernels, so that no launch has to. */
 MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
                                     size_t* bytes);
 
@@ -38,11 +38,12 @@ MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params, const MlaDevi
  * requests, and, with rows of (512, 64), a cache of MLA_CACHE_FP8_DS_MLA or of
  * MLA_CACHE_FP8_PER_TOKEN, whose strides are in bytes and whose scales are any f32. A
  * split_patience of 0 means 100 000 cycles more than the maximum time of a CTA's share of the work.
- * Batches that are short, by requests, max_pages and page_size, have kernels of their own: a
- * max_pages of no more columns than may be used saves them up to half of their time. max_pages *
- * page_size is at most 2^31 - 65. Over all requests and tiles of 16 query rows there are less than
- * 2^31 tiles of 16 tokens, with four more for each of these. cache_slot_stride is less than 2^27
- * bytes, and cache_page_stride less than 2^48 elements. */
+ * Batches that are short, by requests, max_pages and page_size, have kernels of their own. These
+ * save up to half of the time, provided that max_pages has no more columns than may be used.
+ * max_pages * page_size is at most 2^31 - 65. The number of tiles of 16 tokens is counted over all
+ * tiles of 16 query rows of all requests, and four are added for each tile of query rows. This
+ * number is less than 2^31. cache_slot_stride is less than 2^27 bytes, and cache_page_stride less
+ * than 2^48 elements. */
 MlaStatus mla_decode_sm80(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
                           void* stream);
 
@@ -53,9 +54,9 @@ MlaStatus mla_sparse_sm80_workspace(const MlaSparseParams* params, const MlaDevi
                                     size_t* bytes);
 
 /* The same as mla_sparse_sm90 on every GPU since Ampere: one kernel on `stream`. There is no second
- * cache, and no request is dense: second.width and dense_within are 0. There are less than
- * 2^31 tiles of 16 entries over all tokens and tiles of 16 heads. `workspace` holds workspace_bytes
- * bytes, aligned to 256; the rules for that of mla_decode_sm80 hold for it, too. */
+ * cache, and no request is dense: second.width and dense_within are 0. There are less than 2^31
+ * tiles of 16 entries over all tokens and tiles of 16 heads. `workspace` holds workspace_bytes
+ * bytes, aligned to 256; the rules for the workspace of mla_decode_sm80 hold for it, too. */
 MlaStatus mla_sparse_sm80(const MlaSparseParams* params, const MlaDeviceLimits* limits,
                           void* workspace, size_t workspace_bytes, void* stream);
 

@@ -5,13 +5,13 @@
 
 namespace mla::sm80 {
 
-// The reference maximum rises lazily, in units of log2.
+// The softmax state of one row. The reference maximum is in units of log2, and rises lazily.
 struct RowState {
     float maximum = -INFINITY;
     // Sum over this lane's keys only.
     float sum = 0.f;
 
-    // Takes the maximum of some scores; returns the factor for earlier sums.
+    // Takes the maximum of some scores into account, and returns the factor for earlier sums.
     __device__ float raise(float top) {
         const float factor = raise_lazily(maximum, top);
         sum *= factor;

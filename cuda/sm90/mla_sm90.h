@@ -13,22 +13,23 @@ extern "C" {
 /* Leading bytes of a workspace of mla_decode_sm90 that must be zero before its first use. */
 #define MLA_DECODE_COUNTER_BYTES 4096
 
-/* Bytes of workspace that mla_decode_sm90 needs. Reads the fields that decide about the kernel
- * (heads, query_len, requests, latent_dim, rope_dim, q_dtype, cache_format) and the current
- * device's properties; the result depends neither on the number of requests nor on any length. If
- * max_pages is above 0, numbers of requests, pages and tokens in a page that no launch accepts are
- * refused. */
+/* Bytes of workspace that mla_decode_sm90 needs. Reads the fields that decide which kernel is
+ * launched (heads, query_len, requests, latent_dim, rope_dim, q_dtype, cache_format) and the
+ * current device's properties. The result depends neither on the number of requests nor on any
+ * length. If max_pages is above 0, numbers of requests, pages and tokens in a page that no launch
+ * accepts are refused. */
 MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes);
 
 /* Enqueues one kernel on `stream`. A split_patience of 0 is 100 000 cycles. Strides are below 2^39
- * elements; those of queries, cache and output are multiples of 16 bytes. A request has room for
- * at most 2^29 tokens (max_pages * page_size). Over all requests and tiles of their query rows
- * there are less than 2^31 KV tiles of 64 tokens, with one more for each of these. */
+ * elements; those of queries, cache and output are multiples of 16 bytes. A request has room for at
+ * most 2^29 tokens (max_pages * page_size). The number of KV tiles of 64 tokens is counted over all
+ * tiles of query rows of all requests, and one is added for each tile of query rows. This number is
+ * less than 2^31. */
 MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream);
 
-/* Enqueues one kernel on `stream`, without a workspace, or two: one for whole waves of the batch,
- * one for the rest. None if there are no tokens. The kernel may start while the previous one in the
- * stream is ending; it waits for that end before it reads or writes anything. */
+/* Enqueues one kernel on `stream`, or two: one for whole waves of the batch, and one for the rest.
+ * Enqueues none if there are no tokens. Needs no workspace. The kernel may start while the previous
+ * one in the stream is ending. It waits for that end before it reads or writes anything. */
 MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream);
 
 /* The rotation of the first 64 values of an index key or query. */
@@ -45,10 +46,10 @@ typedef struct MlaIndexRotary {
 } MlaIndexRotary;
 
 /*
- * Writes index keys of new tokens: LayerNorm, the rotation, the Hadamard transform if `hadamard`,
- * and rounding to e4m3 with the smallest power of two that is at least max(|x|, 1e-4) / 448. The
- * cache is that of mla_index_logits_sm90. A slot outside the cache, such as -1, is skipped. Slots
- * differ.
+ * Writes index keys of new tokens. A key is normalised (LayerNorm), rotated, transformed (Hadamard)
+ * if `hadamard`, and rounded to e4m3. Its scale is the smallest power of two that is at least
+ * max(|x|, 1e-4) / 448. The cache is that of mla_index_logits_sm90. A slot outside the cache, such
+ * as -1, is skipped. The other slots are all different.
  */
 typedef struct MlaIndexKeysParams {
     /* [tokens, 128] of keys_dtype */
@@ -58,7 +59,7 @@ typedef struct MlaIndexKeysParams {
     const void* norm_bias;
     /* [tokens] int64 */
     const int64_t* slots;
-    /* pages that begin on 4 bytes */
+    /* pages that begin at multiples of 4 bytes */
     void* cache;
     MlaIndexRotary rotary;
 
@@ -134,7 +135,7 @@ typedef struct MlaIndexLogitsParams {
     const void* queries;
     /* [rows, heads] f32, without gaps: with every factor, including the scale of the query */
     const float* weights;
-    /* pages that begin on 16 bytes */
+    /* pages that begin at multiples of 16 bytes */
     const void* cache;
     /* [requests + 1] int32, as in mla_topk_sm90 */
     const int32_t* query_starts;
@@ -174,15 +175,15 @@ typedef struct MlaIndexLogitsParams {
 MlaStatus mla_index_logits_sm90(const MlaIndexLogitsParams* params, void* stream);
 
 /*
- * The selection of that indexer: the `topk` largest logits of each row, as slots of the cache.
- * Row r is query token first_token + r of the batch; token i of n of a request with `len` tokens
- * sees columns 0 .. len - n + i + 1 of its row, one for each position of the request.
+ * The selection of that indexer: the `topk` largest logits of each row, as slots of the cache. Row
+ * r is query token first_token + r of the batch. Token i of n of a request with `len` tokens sees
+ * columns 0 .. len - n + i + 1 of its row, one for each position of the request.
  *
- * It is exact and deterministic: among equal logits those of the lowest positions are chosen; -0
- * equals +0, -inf is the smallest number, and NaN ranks below it. Slots are in ascending order of
- * position; a row that sees no more than topk columns gets them all, and -1 behind them. A position
- * whose block table entry is no page of the cache gets -1. Columns that are not seen may hold
- * anything.
+ * The result is exact and deterministic. Among equal logits, those of the lowest positions are
+ * chosen. -0 equals +0, -inf is the smallest number, and NaN ranks below it. Slots are in ascending
+ * order of position. A row that sees no more than topk columns gets them all, and -1 behind them. A
+ * position whose block table entry is no page of the cache gets -1. Columns that are not seen may
+ * hold anything.
  */
 typedef struct MlaTopkParams {
     /* [rows, columns] f32 */
@@ -221,10 +222,10 @@ typedef struct MlaTopkParams {
 /* Enqueues one kernel on `stream`; none if there are no rows. */
 MlaStatus mla_topk_sm90(const MlaTopkParams* params, void* stream);
 
-/* mla_cache_write and mla_index_keys_sm90, for the caches of one layer, and mla_index_queries_sm90
- * if `queries` is not null: one kernel for rows of 512 + 64 values of f16 or bf16 that can be
- * accessed 16 bytes at a time, otherwise one for each. None writes data that another one reads or
- * writes. */
+/* Does the work of mla_cache_write and mla_index_keys_sm90, for the caches of one layer, and that
+ * of mla_index_queries_sm90 if `queries` is not null. Enqueues one kernel for rows of 512 + 64
+ * values of f16 or bf16 that can be accessed 16 bytes at a time, otherwise one for each of these
+ * functions. None of them writes data that another one reads or writes. */
 MlaStatus mla_index_write_sm90(const MlaCacheWriteParams* rows, const MlaIndexKeysParams* keys,
                                const MlaIndexQueriesParams* queries, void* stream);
 
@@ -232,9 +233,9 @@ MlaStatus mla_index_write_sm90(const MlaCacheWriteParams* rows, const MlaIndexKe
  * properties; the result depends on no number of tokens, requests or heads. */
 MlaStatus mla_prefill_sm90_workspace(const MlaPrefillParams* params, size_t* bytes);
 
-/* Enqueues one kernel on `stream`. Strides are below 2^39 elements, those of tensors multiples of
- * 8. max_query_len or max_key_len rows of a tensor take no more bytes than the tensor's address,
- * since its TMA descriptor begins that far before it. */
+/* Enqueues one kernel on `stream`. Strides are below 2^39 elements, and those of tensors are
+ * multiples of 8. max_query_len or max_key_len rows of a tensor take no more bytes than the
+ * tensor's address, as a number: its TMA descriptor begins that far before the tensor. */
 MlaStatus mla_prefill_sm90(const MlaPrefillParams* params, void* stream);
 
 /* Loads the prefill kernels into the current context, as mla_load_helpers does the helpers. */

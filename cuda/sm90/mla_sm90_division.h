@@ -11,16 +11,16 @@
 extern "C" {
 #endif
 
-/* A work item of mla_decode_sm90: some KV tiles, of 64 cached tokens each, of one query tile, for a
- * group of CTAs. A group is one CTA, or with more than 64 rows (heads * query_len) 2, 3, 5, 7, 11
- * or 13, which do different rows of the same query tile. */
+/* A work item of mla_decode_sm90: some KV tiles of one query tile, for a group of CTAs. A KV tile
+ * has 64 cached tokens. A group is one CTA. With more than 64 rows (heads * query_len), it is 2, 3,
+ * 5, 7, 11 or 13 CTAs, which do different rows of the same query tile. */
 typedef struct MlaDecodeWorkItem {
     int32_t request;
     /* the query tile's first row, counting a request's query tokens and heads together, and its
      * maximum number of rows */
     int32_t first_row;
     int32_t rows;
-    /* KV tiles of the request, the last one excluded */
+    /* KV tiles of the request, from kv_tile_begin to before kv_tile_end */
     int32_t kv_tile_begin;
     int32_t kv_tile_end;
     /* split `split` of `splits` of the query tile; group first_group + i has split i */
@@ -36,8 +36,8 @@ typedef struct MlaDecodeWorkItem {
 /* The division of a batch by mla_decode_sm90, computed on the host as the device would: writes the
  * work items of one group in their order, up to `room` of them, and their number. Reads heads,
  * query_len, requests, page_size, max_pages, latent_dim, rope_dim, q_dtype, cache_format, and, in
- * host memory, kv_lens, and cu_q_lens, which may be null. `groups`, 1..=160: the groups of a
- * launch; `group` is one of them. */
+ * host memory, kv_lens, and cu_q_lens, which may be null. `groups`, 1..=160, is the number of
+ * groups of a launch, and `group` is one of them. */
 MlaStatus mla_decode_sm90_work_items(const MlaDecodeParams* params, int32_t groups, int32_t group,
                                      MlaDecodeWorkItem* items, int32_t room, int32_t* count);
 
@@ -84,11 +84,12 @@ typedef enum MlaSplitStep {
 MlaStatus mla_split_step(int32_t step, MlaSplitCounters* counters, int32_t splits,
                          int32_t combiners, int32_t seen, int32_t* answer);
 
-/* The division of a batch by mla_sparse_sm90. `splits`: number of CTAs that share the lists of a
- * token; if other tokens fill the device in whole waves, it holds for the remaining ones.
- * `tile_heads`: heads that a CTA works on at a time. Reads heads, tokens, both widths, latent_dim,
- * rope_dim, q_dtype and cache_format. `clusters` is [16] in host memory: the number of clusters of
- * 1, 2, ... 16 CTAs that the device runs at the same time, 0 if it does not accept them. */
+/* The division of a batch by mla_sparse_sm90. `splits` is the number of CTAs that share the lists
+ * of a token. If other tokens fill the device in whole waves, it holds for the remaining tokens.
+ * `tile_heads` is the number of heads that a CTA works on at a time. Reads heads, tokens, both
+ * widths, latent_dim, rope_dim, q_dtype and cache_format. `clusters` is [16] in host memory: the
+ * number of clusters of 1, 2, ... 16 CTAs that the device runs at the same time, 0 if it does not
+ * accept them. */
 MlaStatus mla_sparse_sm90_splits(const MlaSparseParams* params, const int32_t* clusters,
                                  int32_t* splits, int32_t* tile_heads);
 
@@ -99,8 +100,8 @@ typedef struct MlaPrefillWorkItem {
     int32_t head;
     /* the tile's first query row within its request */
     int32_t query;
-    /* KV tiles of 128 keys (of 64 with values of 256), the last one excluded: none in an empty
-     * item */
+    /* KV tiles, from `begin` to before `end`; an empty item has none. A KV tile has 128 keys, or 64
+     * if value_dim is 256. */
     int32_t begin;
     int32_t end;
     /* split `split` of `splits`; items from `splits` on are empty */
@@ -112,15 +113,16 @@ typedef struct MlaPrefillWorkItem {
 
 /* The division of query tiles' keys by mla_prefill_sm90, computed on the host as host and device
  * would for a launch: writes the items in the order in which CTAs take them, up to `room` of them,
- * and their number. No items: no query tile is divided. Reads heads, requests, query_tokens,
- * key_tokens, max_query_len, max_key_len, causal, value_dim, and, in host memory, cu_query_lens and
- * cu_key_lens. `ctas`, 1..=256: CTAs of the launch, one for each SM of the device if there is
- * enough work. */
+ * and their number. There are no items if no query tile is divided. Reads heads, requests,
+ * query_tokens, key_tokens, max_query_len, max_key_len, causal, value_dim, and, in host memory,
+ * cu_query_lens and cu_key_lens. `ctas`, 1..=256, is the number of CTAs of the launch: one for each
+ * SM of the device if there is enough work. */
 MlaStatus mla_prefill_sm90_work_items(const MlaPrefillParams* params, int32_t ctas,
                                       MlaPrefillWorkItem* items, int32_t room, int32_t* count);
 
-/* The same for query tiles that are not divided, whether or not mla_prefill_sm90_work_items divides
- * them: in blocks of `swizzle_requests` requests and `swizzle_heads` heads. */
+/* Writes the work items of query tiles that are not divided, whether or not
+ * mla_prefill_sm90_work_items divides them. Tiles are taken in blocks of `swizzle_requests`
+ * requests and `swizzle_heads` heads. */
 MlaStatus mla_prefill_sm90_unsplit_work_items(const MlaPrefillParams* params, int32_t ctas,
                                               int32_t swizzle_requests, int32_t swizzle_heads,
                                               MlaPrefillWorkItem* items, int32_t room,

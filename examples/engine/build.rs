@@ -1,4 +1,4 @@
-//! Compiles the engine's own kernels: what a model does beside attention and matrix products.
+//! Compiles the engine's own kernels, for the operations of a model besides attention and GEMMs.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,4 +1,4 @@
-//! A text that is given as a batch spec is refused with a place in it, or is read correctly.
+//! Checks that a text is refused as a batch spec with a place in it, or is read correctly.
 
 #![no_main]
 
@@ -14,7 +14,7 @@ fuzz_target!(|text: &str| {
             let requests = spec.requests();
             assert!((1..=MAX_REQUESTS).contains(&requests.len()));
             assert!(requests.iter().all(|r| 1 <= r.q && r.q <= r.kv));
-            // A few words can stand for a million requests; most runs should not take that long.
+            // A few words can stand for a million requests. Most runs should not take that long.
             if requests.len() > 4096 {
                 return;
             }

@@ -1,4 +1,5 @@
-//! A template on the first line and a range on each other one: refused, or expanded as it says.
+//! Reads a template on the first line and a range on each further line. Checks that they are
+//! refused or expanded correctly.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! `cargo lab ceilings`: the maximal throughput of a machine, which `mla bench --ceilings` takes.
+//! `cargo lab ceilings`: the maximum throughput of a machine, for `mla bench --ceilings`.
 
 use std::path::PathBuf;
 
@@ -14,27 +14,27 @@ use crate::timing::{Timer, saved};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The device to measure.
+    /// Device to measure.
     #[arg(long, default_value = "cpu")]
     device: DeviceName,
-    /// The dtype of the products.
+    /// Dtype of the GEMMs.
     #[arg(long, default_value = "bf16", value_parser = named(DType::ALL, DType::name))]
     dtype: DType,
-    /// The edge of the square matrices that are multiplied [default: 8192 on a GPU, 2048 else].
+    /// Edge of the square matrices to multiply [default: 8192 on a GPU, 2048 otherwise].
     #[arg(long, value_name = "N", value_parser = positive)]
     edge: Option<u32>,
-    /// MiB that are read and copied [default: 2048 on a GPU, 512 else].
+    /// MiB to read and to copy [default: 2048 on a GPU, 512 otherwise].
     #[arg(long, value_name = "MIB", value_parser = positive)]
     mib: Option<u32>,
-    /// Timed runs, of which the fastest counts.
+    /// Number of timed runs. The fastest one counts.
     #[arg(long, value_name = "N", default_value = "20", value_parser = samples)]
     samples: u32,
-    /// File for the result, which --ceilings takes.
+    /// File for the result, for use with --ceilings.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// The figures.
+/// Returns the figures.
 pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     check_files([&args.json])?;
     let ceilings = args.device.run(Measurement(args))?;
@@ -55,7 +55,7 @@ impl Job for Measurement<'_> {
         let (dtype, size) = (args.dtype, args.dtype.bytes());
         let matrices = 3.0 * (edge as f64).powi(2) * size as f64;
         about.check_memory("--edge", edge, matrices)?;
-        // The copy has a source and a target.
+        // The copy needs a source and a destination.
         about.check_memory("--mib", mib, 2.0 * mib as f64 * f64::from(1 << 20))?;
         let progress = Progress::spinner();
         let mut fastest = Fastest {
@@ -79,7 +79,7 @@ impl Job for Measurement<'_> {
     }
 }
 
-/// Times work and takes its fastest run: a ceiling is what can be reached.
+/// Times work and takes the fastest run, since a ceiling is what can be reached.
 struct Fastest<'a, D: Stopwatch> {
     timer: Timer<'a, D>,
     dtype: DType,
@@ -95,7 +95,7 @@ impl<D: Stopwatch> Fastest<'_, D> {
         Ok(self.timer.rows[self.timer.rows.len() - 1].time.min)
     }
 
-    /// Seconds of a product of two square matrices.
+    /// Returns the seconds of a product of two square matrices.
     fn product(&mut self, edge: usize) -> Result<f64, CliError> {
         let (device, dtype) = (self.timer.device, self.dtype);
         let square = Layout::contiguous(dtype, [1, edge, edge]);
@@ -112,10 +112,10 @@ impl<D: Stopwatch> Fastest<'_, D> {
         })
     }
 
-    /// Bytes a second of reading `bytes` bytes, and of copying them.
+    /// Returns the bytes per second for reading `bytes` bytes, and for copying them.
     fn traffic(&mut self, bytes: usize) -> Result<[f64; 2], CliError> {
         let (device, dtype) = (self.timer.device, self.dtype);
-        // Reading is fastest without writing; a product with a vector reads a matrix once.
+        // Reading is fastest without writing. A product with a vector reads a matrix once.
         let columns = 4096;
         let rows = (bytes / dtype.bytes() / columns).max(1);
         let matrix = Layout::contiguous(dtype, [1, rows, columns]);

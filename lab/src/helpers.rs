@@ -1,6 +1,6 @@
-//! `cargo lab helpers`: the helper operations of a device, and the products per head of the layer.
+//! `cargo lab helpers`: the helper operations of a device, and the layer's GEMMs per head.
 //!
-//! Random normal data, shuffled pages of 64 tokens.
+//! The data is random and normally distributed. The pages have 64 tokens and are shuffled.
 
 use std::path::PathBuf;
 
@@ -25,19 +25,20 @@ pub(crate) struct Args {
     /// Device to time.
     #[arg(long, default_value = "cuda")]
     device: DeviceName,
-    /// Only the rows whose names contain this.
+    /// Measure only the rows whose names contain this text.
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
     /// Timed runs of each row.
     #[arg(long, value_name = "N", default_value = "41", value_parser = samples)]
     samples: u32,
-    /// Runs of each row that do not count, before the first sample.
+    /// Untimed runs of each row, before the first sample.
     #[arg(long, value_name = "N", default_value = "3", value_parser = warm_up)]
     warm_up: u32,
-    /// Tokens of a row at most.
+    /// Maximum number of tokens of a row.
     #[arg(long, value_name = "TOKENS", default_value = "65536", value_parser = positive)]
     tokens: u32,
-    /// File of the machine's ceilings, as `cargo lab ceilings` wrote it [default: the known ones].
+    /// File with the machine's ceilings, as `cargo lab ceilings` wrote it [default: the known
+    /// ones].
     #[arg(long, value_name = "FILE")]
     ceilings: Option<PathBuf>,
     /// File for all results.
@@ -45,7 +46,7 @@ pub(crate) struct Args {
     json: Option<PathBuf>,
 }
 
-/// The result.
+/// The result of the command.
 #[derive(Serialize)]
 struct Report {
     device: String,
@@ -54,7 +55,7 @@ struct Report {
     rows: Vec<Row>,
 }
 
-/// The table.
+/// Returns the table.
 pub(crate) fn output(args: &Args) -> std::result::Result<(String, bool), CliError> {
     check_files([&args.json])?;
     let report = args.device.run(Helpers(args))?;
@@ -108,7 +109,7 @@ const LATENT: usize = 512;
 const NOPE: usize = 128;
 const ROPE: usize = 64;
 const V: usize = 128;
-/// Elements of a token's row in the cache.
+/// The number of elements of a token's row in the cache.
 const ROW: usize = LATENT + ROPE;
 
 struct Bench<'a, D: Stopwatch> {
@@ -130,7 +131,7 @@ fn output_of<D: Stopwatch>(buffer: &mut D::Buffer, layout: Layout) -> Result<Ten
     TensorMut::new(D::bytes_mut(buffer), layout)
 }
 
-/// Pages in the order in which an engine that has been in use deals them out.
+/// Returns pages in random order, like those of an engine that has run for a while.
 fn shuffled_pages(pages: usize) -> Vec<i32> {
     let mut order: Vec<i32> = (0..pages as i32).collect();
     Rng::with_seed(11).shuffle(&mut order);
@@ -138,7 +139,7 @@ fn shuffled_pages(pages: usize) -> Vec<i32> {
 }
 
 impl<D: Stopwatch> Bench<'_, D> {
-    /// True if no row of this name, which has that many tokens, is asked for.
+    /// True if no row with this name and number of tokens is asked for.
     fn skips(&self, name: &str, tokens: usize) -> bool {
         tokens > self.args.tokens as usize || !name.contains(&self.args.only)
     }
@@ -176,7 +177,7 @@ impl<D: Stopwatch> Bench<'_, D> {
         Ok(())
     }
 
-    /// Times the write of `tokens` rows, also with a rotation, of them and of queries.
+    /// Times the write of `tokens` rows, with and without a rotation of them and of queries.
     fn write(&mut self, tokens: usize, format: KvFormat, heads: Option<usize>) -> Result<()> {
         let mut bytes = tokens * (2 * ROW + 8 + format.row_bytes(DIMS));
         let mut name = format!("cache write {format}, {tokens} tokens");
@@ -299,7 +300,7 @@ impl<D: Stopwatch> Bench<'_, D> {
         Ok(())
     }
 
-    /// Times the other copies: a rotary key for all heads, and a log-sum-exp of another convention.
+    /// Times other copies: a rotary key for all heads, and a log-sum-exp in another convention.
     fn copies(&mut self) -> Result<()> {
         let (tokens, heads) = (8192, 128);
         let name = format!("repeat a rotary key, {tokens} tokens x {heads} heads");
@@ -329,8 +330,8 @@ impl<D: Stopwatch> Bench<'_, D> {
         })
     }
 
-    /// Times q_nope · W_UK and o · W_UV, alone and together, on weights as checkpoints store them:
-    /// `[H · (P + V), L]`, seen here as `[H, P, L]` and `[H, L, V]`.
+    /// Times q_nope · W_UK and o · W_UV, alone and together. The weights have the layout of
+    /// checkpoints, `[H · (P + V), L]`, viewed as `[H, P, L]` and `[H, L, V]`.
     fn products(&mut self) -> Result<()> {
         for heads in [16, 128] {
             for tokens in [1, 8, 32, 64, 128] {
@@ -360,7 +361,8 @@ impl<D: Stopwatch> Bench<'_, D> {
                     let cost = [2.0 * tokens as f64 * product, 2.0 * (product + moved)];
                     self.timer.time(name(of), cost, &mut |device| {
                         let rows = tensor::<D>(&weights, bf16([heads, NOPE + V, LATENT]))?;
-                        // SAFETY: the upload has ended above, and nothing writes the weights again.
+                        // SAFETY: the upload above is complete, and nothing writes the weights
+                        // again.
                         let rows = unsafe { rows.assume_constant() };
                         if keys {
                             let query = tensor::<D>(&query, bf16([tokens, heads, NOPE + ROPE]))?;
@@ -383,8 +385,8 @@ impl<D: Stopwatch> Bench<'_, D> {
         Ok(())
     }
 
-    /// Times the driver's copy of the same number of bytes, without slots, pages and arithmetic:
-    /// half of them are read, half written.
+    /// Times the driver's copy of the same number of bytes, without slots, pages and arithmetic.
+    /// Half of them are read, and half are written.
     #[cfg(feature = "gpu")]
     fn driver_copies(&mut self) -> Result<()> {
         use mla_kernels::Cuda;
@@ -405,7 +407,7 @@ impl<D: Stopwatch> Bench<'_, D> {
             let (from, to) = (gpu.allocate(bytes / 2)?, gpu.allocate(bytes / 2)?);
             timer.time(name, [0.0, bytes as f64], &mut |gpu| {
                 let (to, from, stream) = (to.address(), from.address(), gpu.stream().cu_stream());
-                // SAFETY: both hold half of the bytes, and only this stream uses them.
+                // SAFETY: both buffers hold half of the bytes, and only this stream uses them.
                 unsafe { memcpy_dtod_async(to, from, bytes / 2, stream) }.map_err(|error| {
                     mla_runtime::Error::Device {
                         device: "cuda",

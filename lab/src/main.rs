@@ -1,4 +1,4 @@
-//! `cargo lab`: measures the kernels beside other libraries' and the limits of a machine, by the
+//! `cargo lab`: compares the kernels with other libraries' and with the limits of a machine, by the
 //! protocol of `mla bench`.
 
 mod ceilings;
@@ -12,18 +12,18 @@ use std::process::ExitCode;
 use clap::Parser;
 use mla_cli::{arguments, finish};
 
-/// Measure beside other libraries, on the machine that is to be known.
+/// Measure this machine, and compare the kernels with other libraries.
 #[derive(Parser)]
 #[command(name = "lab", bin_name = "cargo lab", version, max_term_width = 100)]
 enum Lab {
-    /// Time the built-in backends beside other libraries, in the same run on the same GPU.
+    /// Time the built-in backends and other libraries in the same run on the same device.
     Peers(Box<peers::Args>),
-    /// Time a sparse layer's parts: the caches' rows, the indexer's queries, logits and lists, and
-    /// the layer. --model or --config has to name a model with an indexer, such as deepseek-v3.2.
+    /// Time the parts of a sparse layer: cache rows, the indexer's queries, logits and lists, and
+    /// the layer. The model must have an indexer, such as deepseek-v3.2 in --model.
     Indexer(indexer::Args),
-    /// Time the helper operations of a device, and the products per head of the layer.
+    /// Time the helper operations of a device, and the layer's GEMMs per head.
     Helpers(helpers::Args),
-    /// Measure the maximal throughput of this machine.
+    /// Measure the maximum throughput of this machine.
     Ceilings(ceilings::Args),
 }
 

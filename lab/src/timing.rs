@@ -11,13 +11,13 @@ use mla_runtime::Result;
 use mla_runtime::spec::Platform;
 use serde::Serialize;
 
-/// A timed row, and what it costs at least.
+/// A timed row with its minimum cost.
 #[derive(Serialize)]
 pub(crate) struct Row {
     pub(crate) name: String,
     /// The time in seconds.
     pub(crate) time: Summary,
-    /// Zeros if no cost is known.
+    /// The cost, 0 if it is not known.
     #[serde(flatten)]
     pub(crate) cost: Cost,
 }
@@ -51,7 +51,7 @@ impl<'a, D: Stopwatch> Timer<'a, D> {
         })
     }
 
-    /// Times `work`, of `flop` operations and `bytes` of traffic, as a row of this name.
+    /// Times `work` as a row of this name. It has `flop` operations and `bytes` of traffic.
     pub(crate) fn time(
         &mut self,
         name: impl Into<String>,
@@ -70,7 +70,8 @@ impl<'a, D: Stopwatch> Timer<'a, D> {
     }
 }
 
-/// A line for each row, with its part of what the machine reaches at most, if that is known.
+/// Returns a table with a line for each row. It includes the fraction of the machine's maximum, if
+/// this is known.
 pub(crate) fn describe(rows: &[Row], ceilings: Option<&Ceilings>) -> Table {
     let mut table = table(["row", "µs", "spread", "TFLOP/s", "GB/s", "limit"]);
     numbers(&mut table, 1..6);
@@ -94,7 +95,8 @@ pub(crate) fn describe(rows: &[Row], ceilings: Option<&Ceilings>) -> Table {
     table
 }
 
-/// A report as text with whether it is good, once its JSON is written to the file, if there is one.
+/// Returns a report as text, and true if it is good, after writing its JSON to the file, if there
+/// is one.
 pub(crate) fn saved(
     path: Option<&Path>,
     report: &impl Serialize,

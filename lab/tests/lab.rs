@@ -1,4 +1,4 @@
-//! `cargo lab` on the CPU at toy sizes, and its refusals.
+//! Tests of `cargo lab` on the CPU at toy sizes, and of its refusals.
 
 #[path = "../../mla-cli/tests/refused/mod.rs"]
 mod refused;
@@ -88,7 +88,7 @@ fn arguments_that_make_no_sense_are_refused_before_anything_runs() {
     }
 }
 
-/// A small model with an indexer, whose lists are shorter than the test's contexts.
+/// A small model with an indexer whose lists are shorter than the test's contexts.
 const SPARSE: &str = r#"{
     "kv_lora_rank": 128, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 40,
     "num_attention_heads": 3, "torch_dtype": "bfloat16", "q_lora_rank": 48,
@@ -125,7 +125,7 @@ fn a_sparse_layer_is_timed_part_by_part() {
         "the layer with its indexer",
     ];
     assert_eq!(names, expected);
-    // Into a pipe goes a line for each part when it begins; what takes long may be told beside.
+    // A pipe gets a line for each part when it begins. Parts that take long may add further lines.
     let told = expected.map(|name| format!("timing {name}"));
     let parts_told = stderr.lines().filter(|line| line.starts_with("timing "));
     assert_eq!(parts_told.collect::<Vec<_>>(), told);
@@ -134,12 +134,12 @@ fn a_sparse_layer_is_timed_part_by_part() {
         assert!(part["time"]["median"].as_f64().unwrap() > 0.0, "{part}");
         assert!(text.contains(part["name"].as_str().unwrap()), "{text}");
     }
-    // Three tokens see all of 70 positions, four 130 to 133 of each of two requests, and nine 56 to
-    // 64.
+    // Three tokens see all of 70 positions, four see 130 to 133 in each of two requests, and nine
+    // see 56 to 64.
     let pairs = 3.0 * 70.0 + 2.0 * (130 + 131 + 132 + 133) as f64 + 9.0 * 60.0;
     assert_eq!(report["rows"], 20);
     assert_eq!(parts[2]["flop"], json!(pairs * 2.0 * 4.0 * 32.0));
-    // Keys of 32 values and a scale, and logits.
+    // There are keys of 32 values and a scale, and logits.
     let cached = 3.0 * 70.0 + 2.0 * 133.0 + 64.0;
     assert_eq!(parts[2]["bytes"], json!(cached * 36.0 + pairs * 4.0));
     assert_eq!(report["pass"], true, "{report:#}");
@@ -148,7 +148,7 @@ fn a_sparse_layer_is_timed_part_by_part() {
     assert!(text.ends_with("All agree.\n"), "{text}");
 }
 
-// A program that succeeds at everything stands for a Python with torch.
+// A program that always succeeds stands in for a Python with torch.
 #[test]
 #[cfg(all(unix, not(feature = "gpu")))]
 fn peers_are_refused_without_a_kernel_feature_before_they_are_loaded() {

@@ -1,4 +1,5 @@
-//! Compiles the kernels below a folder without Cargo: the library is not bound to build scripts.
+//! Compiles the kernels below a folder without Cargo, since the library also works outside build
+//! scripts.
 //!
 //! `cargo run -p mla-build --example compile -- FOLDER OUTPUT --sources 'cuda/**/*.cu' --family
 //! sm90`
@@ -11,8 +12,8 @@ use mla_build::{Kernels, Wheel, report};
 /// Compile the CUDA kernels below a folder into a static library.
 #[derive(Parser)]
 struct Arguments {
-    /// The folder that sources and includes are relative to. Without it, as a build script of
-    /// Cargo.
+    /// The folder that sources and includes are relative to. Without this argument, the program
+    /// runs as a build script of Cargo.
     #[arg(requires = "output")]
     root: Option<PathBuf>,
     /// The folder for the library.
@@ -20,11 +21,12 @@ struct Arguments {
     /// Globs of the sources.
     #[arg(long, default_value = "cuda/**/*.cu")]
     sources: Vec<String>,
-    /// A library and the glob of its sources, for several from one script: NAME=GLOB. By default
-    /// one is made, `kernels`, of all sources.
+    /// A library and the glob of its sources: NAME=GLOB. Repeat this for several libraries. By
+    /// default, all sources go into one library, `kernels`.
     #[arg(long, value_parser = pair)]
     library: Vec<(String, String)>,
-    /// Families of kernels, by the name of their feature; `none` for the features of the package.
+    /// A family of kernels, by the name of its feature. `none` leaves the choice to the features
+    /// of the package.
     #[arg(long, default_value = "sm90")]
     family: Vec<String>,
     /// Build without a family, too.
@@ -55,7 +57,7 @@ struct Arguments {
     /// The C++ compiler.
     #[arg(long)]
     host_compiler: Option<PathBuf>,
-    /// The maximal number of compilers that run at once. The default is what the jobserver of a
+    /// The largest number of compilers that run at once. The default is what the jobserver of a
     /// parent process allows.
     #[arg(long)]
     jobs: Option<usize>,

@@ -9,15 +9,15 @@ use std::{
 use crate::bounded;
 use crate::{Error, compiler::Host, headers::Headers, symbols::Tag, toolkit::Found};
 
-/// The outcome of wrapping the headers.
+/// The result of wrapping the headers.
 pub(crate) struct Written {
-    /// The files that were read.
+    /// The files that bindgen read.
     pub(crate) read: Vec<PathBuf>,
-    /// The functions and variables that are declared, by their own names, with the header.
+    /// The declared functions and variables under their own names, each with its header.
     pub(crate) declared: Vec<(String, PathBuf)>,
 }
 
-/// Wraps everything that the headers declare, and the headers beside the shared one.
+/// Wraps the declarations of all headers, and of the headers beside the shared one.
 pub(crate) fn write(
     headers: &Headers,
     output: &Path,
@@ -27,9 +27,9 @@ pub(crate) fn write(
     tag: &Tag,
 ) -> Result<Written, Error> {
     if env::var_os("LIBCLANG_PATH").is_none() {
-        // bindgen takes the library's place from the environment and from nowhere else.
+        // bindgen takes the path of libclang only from the environment.
         //
-        // SAFETY: this crate has started no thread at this point of a build; the documentation of
+        // SAFETY: this crate has started no thread at this point of a build. The documentation of
         // `Kernels::compile` asks the same of its caller.
         unsafe { env::set_var("LIBCLANG_PATH", &libclang.path) };
     }
@@ -54,7 +54,7 @@ pub(crate) fn write(
     for header in &headers.of_families {
         text += &headers.heading(&header.path);
         let own = wrap.items(&header.path, headers.shared.as_deref())?;
-        // bindgen numbers the types of enums without a name, in each header anew.
+        // bindgen numbers types of unnamed enums anew in each header.
         let named = format!("_bindgen_ty_{}_", header.family.replace('-', "_"));
         let own: Vec<_> = own.iter().filter(|item| !shared.contains(item)).collect();
         let names = own.iter().flat_map(|item| linked(item, tag));
@@ -68,7 +68,7 @@ pub(crate) fn write(
     })
 }
 
-/// The names that an item of the bindings links, without what stands before each.
+/// Returns the symbols that an item of the bindings links, without the prefix of each.
 fn linked<'a>(item: &'a str, tag: &Tag) -> impl Iterator<Item = String> + use<'a> {
     const ATTRIBUTE: &str = "#[link_name = \"\\u{1}";
     let prefix = tag.of_c("");
@@ -83,13 +83,14 @@ struct Wrap<'a> {
     /// The arguments for libclang.
     arguments: Vec<String>,
     tag: &'a Tag,
-    /// The files that were read.
+    /// The files that bindgen read.
     read: Vec<PathBuf>,
 }
 
 impl Wrap<'_> {
-    /// The declarations of a header and of the headers in its folder. With `after`, which is the
-    /// shared header, they are those of both headers and of the headers beside the shared one.
+    /// Returns the declarations of a header and of the headers in its folder. With `after`, which
+    /// is the shared header, they are the declarations of both headers and of all headers in the
+    /// shared one's folder.
     fn items(&mut self, header: &Path, after: Option<&Path>) -> Result<Vec<String>, Error> {
         let failed =
             |message: &str| Error::tool(format!("bindings of {}", header.display()), message);
@@ -106,15 +107,15 @@ impl Wrap<'_> {
             .parse_callbacks(Box::new(Linked(self.tag.clone())))
             .derive_default(true)
             .prepend_enum_name(false)
-            // The header is its own documentation; its comments are not written for rustdoc.
+            // The header is its own documentation. Its comments are not written for rustdoc.
             .generate_comments(false)
-            // A build must not depend on whether rustfmt is installed.
+            // A build must give the same result with and without rustfmt.
             .formatter(bindgen::Formatter::None)
             .clang_args(&self.arguments);
         for header in after.into_iter().chain([header]) {
             builder = builder.header(header.to_string_lossy());
         }
-        // bindgen panics where libclang cannot be loaded; the message is in the panic.
+        // bindgen panics if libclang cannot be loaded. The panic holds the message.
         let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| builder.generate()));
         let bindings = made.map_err(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -137,10 +138,11 @@ impl Wrap<'_> {
     }
 }
 
-/// The include roots as libclang takes them.
+/// Returns the arguments by which libclang gets the include roots.
 fn arguments(includes: &[PathBuf], host: Option<&Host>) -> Vec<String> {
     let mut arguments = Vec::new();
-    // The wheel of libclang has no headers of its own, so the host compiler lends its `stddef.h`.
+    // The wheel of libclang has no headers of its own, so the `stddef.h` of the host compiler is
+    // used.
     if let Some(builtin) = host.and_then(builtin_headers) {
         arguments.push(format!("-isystem{}", builtin.display()));
     }
@@ -151,7 +153,7 @@ fn arguments(includes: &[PathBuf], host: Option<&Host>) -> Vec<String> {
     arguments
 }
 
-/// The names under which the library has what the headers declare.
+/// Maps each declared name to its symbol in the library.
 #[derive(Debug)]
 struct Linked(Tag);
 
@@ -164,14 +166,14 @@ impl bindgen::callbacks::ParseCallbacks for Linked {
     }
 }
 
-/// The folder of the host compiler's `stddef.h`.
+/// Returns the folder of the host compiler's `stddef.h`.
 fn builtin_headers(host: &Host) -> Option<PathBuf> {
     let output = bounded::output(Command::new(&host.path).arg("-print-file-name=include")).ok()?;
     let folder = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
     (folder.is_absolute() && folder.is_dir()).then_some(folder)
 }
 
-/// Every character that a regular expression may give a meaning to, escaped.
+/// Escapes every character that may have a meaning in a regular expression.
 fn escaped(text: &str) -> String {
     let is_plain = |c: char| !c.is_ascii_punctuation() || matches!(c, '/' | '_' | '<' | '>');
     let each = text.chars().map(|c| match is_plain(c) {

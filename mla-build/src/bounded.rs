@@ -1,5 +1,5 @@
-//! Reads with a bound: a device, a pipe that never ends or a file by mistake is an error that names
-//! the bound, and not a build that fills the machine's memory.
+//! Reads with an upper bound. A device, an endless pipe or a wrong file then gives an error that
+//! names the bound, instead of filling the machine's memory.
 
 use std::{
     fs::File,
@@ -9,13 +9,13 @@ use std::{
     thread,
 };
 
-/// The bytes that are read of a file: several times the largest object.
+/// The maximum number of bytes read from a file: several times the largest object.
 const MAX_FILE: u64 = 2 << 30;
 
-/// The bytes that are read of a stream, such as a compiler's output.
+/// The maximum number of bytes read from a stream, such as a compiler's output.
 pub(crate) const MAX_STREAM: u64 = 64 << 20;
 
-/// The content of a file.
+/// Returns the content of a file.
 pub(crate) fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let metadata = file.metadata()?;
@@ -29,13 +29,13 @@ pub(crate) fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     }
 }
 
-/// The text of a file.
+/// Returns the text of a file.
 pub(crate) fn read_to_string(path: impl AsRef<Path>) -> io::Result<String> {
     String::from_utf8(read(path)?)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// All of a stream.
+/// Reads a stream to its end.
 pub(crate) fn read_stream(from: impl Read, max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     from.take(max + 1).read_to_end(&mut bytes)?;
@@ -45,7 +45,7 @@ pub(crate) fn read_stream(from: impl Read, max: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The output of a program, which is ended if it prints too much.
+/// Returns the output of a program. The program is ended if it prints too much.
 pub(crate) fn output(command: &mut Command) -> io::Result<Output> {
     output_of(command, MAX_STREAM)
 }
@@ -55,7 +55,7 @@ fn output_of(command: &mut Command, max: u64) -> io::Result<Output> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    // Neither stream may fill up while the other one is read.
+    // Both streams are read at the same time, so that neither fills up.
     let aside = thread::spawn(move || stderr.map_or(Ok(Vec::new()), |it| read_stream(it, max)));
     let stdout = stdout.map_or(Ok(Vec::new()), |it| read_stream(it, max));
     let stdout = ended_unless(&mut child, stdout)?;
@@ -73,7 +73,7 @@ fn output_of(command: &mut Command, max: u64) -> io::Result<Output> {
 /// Returns the value that was read, or ends the program and returns the error.
 pub(crate) fn ended_unless<T>(child: &mut Child, read: io::Result<T>) -> io::Result<T> {
     if read.is_err() {
-        // It may have ended by itself.
+        // The program may have ended by itself.
         let _ = child.kill();
         child.wait()?;
     }

@@ -1,5 +1,5 @@
-//! Limits of the resources that a kernel may use: a file of limits, and the check of a report
-//! against it.
+//! Limits of the resources that kernels may use. The limits are in a file, and a report is checked
+//! against them.
 //!
 //! ```toml
 //! # Holds for every kernel that no rule below says more of. A resource without a key has no limit.
@@ -43,12 +43,12 @@ pub struct Budget {
     kernel: Vec<Rule>,
 }
 
-/// Maxima that a kernel may use; an absent one is no limit.
+/// The maximum amounts that a kernel may use. An absent one means no limit.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Limits {
     registers: Option<u32>,
-    /// Bytes stored to and loaded from local memory for want of registers.
+    /// Bytes stored to and loaded from local memory because registers are short.
     spill: Option<u32>,
     /// Bytes per thread.
     stack: Option<u32>,
@@ -62,15 +62,15 @@ struct Limits {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Rule {
-    /// A glob over names without parameters.
+    /// A glob for names of kernels without their parameters.
     name: String,
-    /// A glob over sources, relative to the package; absent, the rule is for all.
+    /// A glob for sources, relative to the package. Without it, the rule is for all sources.
     source: Option<String>,
-    /// A glob over targets as the compiler spells them; absent, the rule is for all.
+    /// A glob for targets as the compiler spells them. Without it, the rule is for all targets.
     target: Option<String>,
     #[serde(default)]
     max: Limits,
-    /// The reason, if the rule allows more than the limits that hold without it.
+    /// The reason, if the rule allows more than the limits that would hold otherwise.
     why: Option<String>,
 }
 
@@ -79,7 +79,7 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// If the file cannot be read, or is no budget.
+    /// If the file cannot be read, or is not a budget.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let text = bounded::read_to_string(path).map_err(Error::file("read", path))?;
         let understood = Self::parse(&text).map_err(std::io::Error::other);
@@ -97,8 +97,10 @@ impl Budget {
         Ok(budget)
     }
 
-    /// Everything that the kernels of a report use beyond the budget, and each rule that fits no
-    /// kernel of what was built or that allows more without a reason: a sentence each.
+    /// Returns a sentence for each violation of the budget.
+    ///
+    /// A violation is a kernel that uses more than the budget, a rule that fits no kernel of what
+    /// was built, or a rule that allows more without a reason.
     pub fn check(&self, report: &Report) -> Vec<String> {
         let mut used = vec![false; self.kernel.len()];
         let mut violations = Vec::new();
@@ -136,8 +138,8 @@ impl Rule {
             && matches(Some(&self.name), short(&kernel.name))
     }
 
-    /// True if the build has a target and a source that match the rule. A rule whose source or
-    /// target is left out by a feature is no mistake.
+    /// True if the build has a target and a source that match the rule. If a feature leaves out the
+    /// rule's source or target, the rule is not at fault.
     fn is_about(&self, report: &Report) -> bool {
         let built = |target: &String| matches(self.target.as_ref(), target);
         let units = &report.units;
@@ -146,7 +148,7 @@ impl Rule {
         })
     }
 
-    /// Notes where the rule allows more than `before` and does not say why.
+    /// Adds a violation if the rule allows more than `before` and gives no reason.
     fn explain(&self, before: Limits, violations: &mut Vec<String>) {
         if self.why.as_ref().is_some_and(|why| !why.trim().is_empty()) {
             return;
@@ -166,7 +168,7 @@ impl Rule {
 }
 
 impl Limits {
-    /// These limits, and where they say nothing, those.
+    /// Returns these limits, with absent ones taken from `those`.
     fn over(self, those: Self) -> Self {
         Self {
             registers: self.registers.or(those.registers),

@@ -1,12 +1,13 @@
-//! The command lines that clangd reads. It speaks clang's dialect of CUDA, so flags of nvcc are
-//! told in clang's words.
+//! The command lines that clangd reads. clangd speaks clang's dialect of CUDA, so flags of nvcc are
+//! translated to clang's.
 
 use crate::{
     compiler::Compiler,
     unit::{Language, Unit},
 };
 
-/// Flags of nvcc that clang spells otherwise. A value of the first is put for `{}` in the second.
+/// Flags of nvcc that clang spells otherwise. `{}` in the second spelling stands for a value of the
+/// first.
 const SPELLED: &[(&str, &str)] = &[
     ("lineinfo", "-gline-tables-only"),
     ("generate-line-info", "-gline-tables-only"),
@@ -21,7 +22,7 @@ const SPELLED: &[(&str, &str)] = &[
 ];
 
 impl Compiler {
-    /// The arguments for a unit: its macros, include roots and flags.
+    /// Returns the arguments for a unit: its macros, include roots and flags.
     pub(crate) fn for_clangd(&self, unit: &Unit) -> Vec<String> {
         let mut arguments = vec!["clang++".to_owned()];
         let flags = self.fixed(unit).into_iter();
@@ -29,7 +30,7 @@ impl Compiler {
             Language::Cuda => {
                 let cuda = ["-x", "cuda", "-nocudalib", "-Wno-unknown-cuda-version"];
                 arguments.extend(cuda.map(str::to_owned));
-                // clang compiles for one target, and knows none that is shared by a family.
+                // clang compiles for one target, and does not know targets for a family of GPUs.
                 if let Some(target) = unit.targets.first() {
                     let exact = if target.to_string() == "sm_90a" {
                         "a"
@@ -53,8 +54,8 @@ impl Compiler {
     }
 }
 
-/// A flag of nvcc in clang's words. A flag that clang has no word for is left out: extended
-/// lambdas, say, need no flag there.
+/// Translates a flag of nvcc to clang's. A flag that clang does not know is left out. Extended
+/// lambdas, for example, need no flag there.
 fn in_clang(flag: &str) -> Vec<String> {
     let shared = ["-D", "-U", "-O", "-W", "-g"].iter();
     let is_shared = shared.into_iter().any(|start| flag.starts_with(start));

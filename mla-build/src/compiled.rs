@@ -1,5 +1,5 @@
-//! The compiled targets: as constants that the package's own code is checked against, and as a
-//! variable for an attribute that names none of them.
+//! The compiled targets. They are constants that the package's own code is checked against, and a
+//! variable for attributes that do not name a target.
 
 use std::{
     fs,
@@ -18,22 +18,24 @@ use crate::{
 /// `sm90:on:sm_90a;sm100:off:sm_100f`.
 const VARIABLE: &str = "MLA_BUILD_COMPILED";
 
-/// Writes a constant for each family, and one for the sources of none.
+/// Writes a constant for each family, and one for the sources in no family's folder.
 pub(crate) fn write(families: &Families, output: &Path) -> Result<(), Error> {
     let text = text(families);
-    // An equal file keeps its time, or what includes it would be compiled again.
+    // If the text is the same, the file is not written: a new time would make Cargo compile its
+    // users again.
     if bounded::read_to_string(output).is_ok_and(|known| known == text) {
         return Ok(());
     }
     fs::write(output, text).map_err(Error::file("write", output))
 }
 
-/// Tells Cargo, in a variable of the package's code, which families have CUDA sources in these
-/// globs, whether each is turned on, and its targets. If no folder is a family's, `all` stands for
-/// them.
+/// Tells Cargo, in a variable for the package's code, which families have CUDA sources in these
+/// globs. For each, the variable says whether it is turned on, and its targets. If no folder is a
+/// family's, `all` stands for the sources.
 pub(crate) fn tell(families: &Families, root: &Path, globs: &[String]) -> Result<(), Error> {
     static KNOWN: Mutex<Vec<Group>> = Mutex::new(Vec::new());
-    // A list holds whole groups at every moment, so a panic elsewhere leaves it sound.
+    // The list holds only whole groups at every moment, so it is valid even after a panic
+    // elsewhere.
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     for group in groups(families, root, globs)? {
         add(&mut known, group);
@@ -41,8 +43,8 @@ pub(crate) fn tell(families: &Families, root: &Path, globs: &[String]) -> Result
     for family in &families.declared {
         println!("cargo::rerun-if-env-changed={}", family.variable());
     }
-    // A package's later library also tells the targets of all libraries before it: Cargo keeps the
-    // last value.
+    // Cargo keeps the last value, so a package's later library also tells the targets of all
+    // earlier ones.
     if let Some(value) = value(&known) {
         println!("cargo::rustc-env={VARIABLE}={value}");
     }
@@ -51,7 +53,7 @@ pub(crate) fn tell(families: &Families, root: &Path, globs: &[String]) -> Result
 
 /// Sources that are compiled for the same targets.
 struct Group {
-    /// A family's, or `None` for sources in no family's folder.
+    /// The family, or `None` for sources in no family's folder.
     family: Option<String>,
     enabled: bool,
     targets: Vec<String>,
@@ -73,8 +75,8 @@ fn groups(families: &Families, root: &Path, globs: &[String]) -> Result<Vec<Grou
 }
 
 /// Adds the targets of one more library. If libraries compile a family for different targets, only
-/// the targets that all of them have count: nothing says which library's kernels an attribute
-/// means.
+/// the targets that all of them have count. The reason is that an attribute does not say which
+/// library's kernels it means.
 fn add(known: &mut Vec<Group>, group: Group) {
     match known.iter_mut().find(|it| it.family == group.family) {
         None => known.push(group),
@@ -85,9 +87,9 @@ fn add(known: &mut Vec<Group>, group: Group) {
     }
 }
 
-/// The value of the variable; `None` without a CUDA source. Sources in no family's folder were
-/// compiled for at least the targets of each family, so they are left out if there are families'
-/// folders.
+/// Returns the value of the variable, or `None` without a CUDA source. Sources in no family's
+/// folder are compiled at least for the targets of each family, so they are left out if there are
+/// families' folders.
 fn value(known: &[Group]) -> Option<String> {
     let by_family = known.iter().any(|group| group.family.is_some());
     let groups = known
@@ -153,7 +155,7 @@ mod tests {
             told(&[(&["sm90", "sm100"], &["all/a.cu"])]).as_deref(),
             Some("all:on:sm_90a,sm_100f")
         );
-        // Sources of C++ alone tell nothing: their kernels come from elsewhere.
+        // C++ sources alone tell nothing, since their kernels come from elsewhere.
         assert_eq!(told(&[(&["sm90"], &["all/shim.cc"])]), None);
         // Each library says more, and `all` says less than any family's folder.
         assert_eq!(

@@ -21,21 +21,21 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
     pub(crate) path: PathBuf,
-    /// The version that it prints, without its own name: `g++` and `c++` are often the same
+    /// The printed version without the program's own name, since `g++` and `c++` are often the same
     /// program.
     pub(crate) version_text: String,
-    /// The folders in which it searches for headers after those of the command line: those of
-    /// `CPATH` and its kin, and the system's.
+    /// The folders that the compiler searches for headers after those of the command line: those of
+    /// `CPATH` and similar variables, and the system's.
     pub(crate) includes: Vec<PathBuf>,
 }
 
 /// nvcc's own variable for the C++ compiler.
 pub(crate) const CCBIN: &str = "NVCC_CCBIN";
 
-/// CMake's.
+/// CMake's variable for the C++ compiler.
 pub(crate) const CUDAHOSTCXX: &str = "CUDAHOSTCXX";
 
-/// Environment variables whose text is in every key.
+/// Environment variables whose text is part of every key.
 pub(crate) const KEYED: &[&str] = &[
     "NVCC_PREPEND_FLAGS",
     "NVCC_APPEND_FLAGS",
@@ -49,11 +49,11 @@ pub(crate) const KEYED: &[&str] = &[
 /// Environment variables that list folders of headers.
 pub(crate) const INCLUDE_VARIABLES: &[&str] = &["CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"];
 
-/// Flags of libclang's, which bindgen reads.
+/// The variable with flags for libclang. bindgen reads it.
 const BINDGEN: &str = "BINDGEN_EXTRA_CLANG_ARGS";
 
-/// Environment variables that change what the compilers do. Variables that are not keyed name a
-/// program, whose version is part of the key.
+/// Returns the environment variables that change what the compilers do. Those that are not keyed
+/// name a program, and the program's version is part of the key.
 pub(crate) fn variables() -> Vec<String> {
     let fixed = KEYED.iter().chain(&[CCBIN, CUDAHOSTCXX, BINDGEN]);
     let mut names: Vec<_> = fixed.map(|&name| name.to_owned()).collect();
@@ -78,10 +78,10 @@ pub(crate) fn variables() -> Vec<String> {
     names
 }
 
-/// The variables by which flags are added to every call of nvcc.
+/// The variables that add flags to every call of nvcc.
 const FLAGS: &[&str] = &["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"];
 
-/// The flags that environment variables add to every call of nvcc.
+/// Returns the flags that environment variables add to every call of nvcc.
 pub(crate) fn flags_of_environment() -> Result<Vec<String>, Error> {
     let mut all = Vec::new();
     for name in FLAGS {
@@ -93,9 +93,10 @@ pub(crate) fn flags_of_environment() -> Result<Vec<String>, Error> {
     Ok(all)
 }
 
-/// The host compiler that the build script sets, or else that of [`CCBIN`], of `-ccbin` among the
-/// flags of nvcc's variables, or of [`CUDAHOSTCXX`], in this order, and what names it. nvcc always
-/// obeys the flag, so it must not contradict the first two.
+/// Returns the host compiler and what names it. In this order, that is the build script, [`CCBIN`],
+/// `-ccbin` in nvcc's variables for flags, or [`CUDAHOSTCXX`].
+///
+/// nvcc always obeys the flag, so it must not contradict the first two.
 fn named(given: Option<&Path>) -> Result<Option<(PathBuf, &str)>, Error> {
     let setter = given.map(|path| (path.to_owned(), "Kernels::host_compiler"));
     let variable = |name: &'static str| Some((PathBuf::from(variables::set(name)?), name));
@@ -119,11 +120,11 @@ fn named(given: Option<&Path>) -> Result<Option<(PathBuf, &str)>, Error> {
 }
 
 impl Host {
-    /// The compiler of a setter or variable, or what the `cc` crate would take for C++ (`CXX` and
-    /// its kin, the system's).
+    /// Finds the compiler of a setter or variable, or else what the `cc` crate would take for C++
+    /// (`CXX` and similar variables, or the system's).
     pub(crate) fn find(given: Option<&Path>) -> Result<Self, Error> {
         let (path, by) = match named(given)? {
-            // nvcc takes a folder too.
+            // nvcc also accepts a folder.
             Some((path, by)) if path.is_dir() => (path.join("g++"), by),
             Some(named) => named,
             None => {
@@ -150,7 +151,7 @@ impl Host {
             .map_or(&*text, |(_, rest)| rest)
             .to_owned();
         let includes = include_folders(&path).map_err(|error| failed(error.to_string()))?;
-        // Another program may have a version, too.
+        // A program that is no compiler may have a version, too.
         let includes = includes.ok_or_else(|| {
             failed("it lists no folders of headers (-x c++ -E -v), as GCC and Clang do".to_owned())
         })?;
@@ -161,14 +162,15 @@ impl Host {
         })
     }
 
-    /// The first line of its version.
+    /// Returns the first line of the version.
     pub(crate) fn version(&self) -> &str {
         self.version_text.lines().next().unwrap_or_default()
     }
 }
 
-/// The folders in which a C++ compiler searches for headers after those of the command line: those
-/// of `CPATH` and its kin, and the system's. `None` if it prints no such list.
+/// Returns the folders that a C++ compiler searches for headers after those of the command line:
+/// those of `CPATH` and similar variables, and the system's. Returns `None` if it prints no such
+/// list.
 fn include_folders(compiler: &Path) -> std::io::Result<Option<Vec<PathBuf>>> {
     let mut command = Command::new(compiler);
     command.args(["-x", "c++", "-E", "-v", "/dev/null"]);
@@ -186,7 +188,7 @@ fn include_folders(compiler: &Path) -> std::io::Result<Option<Vec<PathBuf>>> {
     Ok(Some(folders.collect()))
 }
 
-/// The `cc` crate's knowledge of this machine's tools, also outside a build script.
+/// Returns what the `cc` crate knows of this machine's tools, also outside a build script.
 pub(crate) fn tools() -> cc::Build {
     let mut build = cc::Build::new();
     build
@@ -207,10 +209,9 @@ pub(crate) fn tools() -> cc::Build {
 pub(crate) struct Compiler {
     pub(crate) cuda: Cuda,
     pub(crate) host: Host,
-    /// The package; nvcc runs there, so that the names of sources in objects are relative.
+    /// The package's folder. nvcc runs there, so that objects hold relative names of sources.
     pub(crate) root: PathBuf,
-    /// The include roots in the order in which they are given; the search takes those of `-I`
-    /// first.
+    /// The include roots in the order in which they are given. Those of `-I` are searched first.
     pub(crate) includes: Vec<IncludeRoot>,
     pub(crate) defines: Vec<String>,
     pub(crate) flags: Vec<String>,
@@ -221,7 +222,7 @@ pub(crate) struct Compiler {
 impl Compiler {
     pub(crate) fn fixed(&self, unit: &Unit) -> Vec<String> {
         let (flags, line_info) = match unit.language {
-            // -v: registers and spills of each kernel, of which the report is made.
+            // -v prints registers and spills of each kernel for the report.
             Language::Cuda => (
                 "-std=c++17 -O3 --expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-fPIC",
                 "-lineinfo",
@@ -239,7 +240,7 @@ impl Compiler {
         arguments
     }
 
-    /// The program that compiles a unit.
+    /// Returns the program that compiles a unit.
     pub(crate) fn program(&self, unit: &Unit) -> &Path {
         match unit.language {
             Language::Cuda => &self.cuda.nvcc,
@@ -247,7 +248,7 @@ impl Compiler {
         }
     }
 
-    /// The arguments with roles in place of paths: what of them may change the object.
+    /// Returns the arguments that may change the object, with roles in place of paths.
     pub(crate) fn canonical(&self, unit: &Unit) -> Vec<String> {
         let mut arguments = self.fixed(unit);
         for include in &self.includes {
@@ -264,7 +265,8 @@ impl Compiler {
     pub(crate) fn arguments(&self, unit: &Unit) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = self.fixed(unit).into_iter().map(Into::into).collect();
         for include in &self.includes {
-            // Relative where it can be, so that `__FILE__` does not tell where the checkout lies.
+            // The path is relative if possible, so that `__FILE__` does not reveal where the
+            // checkout lies.
             let mut argument = OsString::from(include.flag(unit.language));
             argument.push(match include.folder.strip_prefix(&self.root) {
                 Ok(inside) if inside.as_os_str().is_empty() => Path::new("."),
@@ -282,8 +284,9 @@ impl Compiler {
         arguments
     }
 
-    /// Compiles a unit, and writes its object and its dependencies into `folder`, where nvcc's
-    /// intermediate files go, too. `maps` is the file of [`path_maps`](Self::path_maps).
+    /// Returns the command that compiles a unit and writes its object and its dependencies into
+    /// `folder`. nvcc's intermediate files go there, too. `maps` is the file with the
+    /// [`path_maps`](Self::path_maps).
     pub(crate) fn command(
         &self,
         unit: &Unit,
@@ -295,7 +298,7 @@ impl Compiler {
         self.command_for(unit, folder, maps, &[md, mf, dependencies, c, o, object])
     }
 
-    /// Compiles a unit of one target into a cubin or PTX alone.
+    /// Returns the command that compiles a unit of one target into a cubin or PTX alone.
     pub(crate) fn code_command(
         &self,
         unit: &Unit,
@@ -330,9 +333,9 @@ impl Compiler {
             command.arg(&unit.source);
             return Ok(command);
         }
-        // nvcc hands the real path of its source to a shell. It is therefore given a file
-        // elsewhere, which includes the source from the folder where the compiler runs, searched
-        // last of all.
+        // nvcc passes the real path of its source to a shell. It is therefore given a wrapper file
+        // in another folder. The wrapper includes the source from the folder where the compiler
+        // runs, which is searched last of all.
         let name = Path::new(&unit.source).file_name().unwrap_or_default();
         let wrapper = folder.join(name);
         fs::write(&wrapper, format!("#include \"{}\"\n", unit.source))
@@ -341,13 +344,13 @@ impl Compiler {
         Ok(command)
     }
 
-    /// Flags of the host compiler that keep the places of folders out of objects, as a file of
-    /// options: on nvcc's own command line they would pass through a shell.
+    /// Returns flags of the host compiler that keep the paths of folders out of objects. They go
+    /// into a file of options, since flags on nvcc's own command line would pass through a shell.
     pub(crate) fn path_maps(&self) -> String {
         let places = [(&self.root, "."), (&self.cuda.found.path, "cuda")];
         let includes = self.includes.iter().map(|i| (&i.folder, i.role.as_str()));
         let map = |(from, to): (&PathBuf, &str)| {
-            // The compiler splits at the first `=`: a path that it would split is left alone.
+            // The compiler splits at the first `=`, so a path with one is left out.
             let from = from.to_str().filter(|from| !from.contains(['=', '\n']))?;
             let map = format!("-ffile-prefix-map={from}={to}");
             Some(format!(
@@ -358,7 +361,7 @@ impl Compiler {
         includes.chain(places).filter_map(map).collect()
     }
 
-    /// Refuses what nvcc cannot be given without harm.
+    /// Refuses paths and flags that nvcc cannot be given safely.
     pub(crate) fn check(&self, units: &[Unit]) -> Result<(), Error> {
         Place::Toolkit.check("CUDA", &self.cuda.found.path)?;
         Place::HostCompiler.check("host compiler", &self.host.path)?;
@@ -379,5 +382,5 @@ impl Compiler {
 /// The file in the folder of a compilation that holds its object.
 pub(crate) const OBJECT: &str = "unit.o";
 
-/// The file in the folder of a compilation that lists what it read.
+/// The file in the folder of a compilation that lists the files that it read.
 pub(crate) const DEPENDENCIES: &str = "unit.d";

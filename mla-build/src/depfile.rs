@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-/// The prerequisites of the rule as they lie in `folder`, where the compiler ran.
+/// Returns the prerequisites of the rule as paths from `folder`, where the compiler ran.
 ///
-/// GCC doubles a dollar and nvcc does not, so `$$` is two where there is such a file, and one
-/// elsewhere.
+/// GCC doubles a dollar and nvcc does not. `$$` is therefore two dollars if such a file exists, and
+/// otherwise one.
 pub(crate) fn files(text: &str, folder: &Path) -> Vec<PathBuf> {
     let file = |word: PathBuf| {
         let path = folder.join(&word);
@@ -17,12 +17,12 @@ pub(crate) fn files(text: &str, folder: &Path) -> Vec<PathBuf> {
     parse(text).into_iter().map(file).collect()
 }
 
-/// The prerequisites of the rule, in order, without its target.
+/// Returns the prerequisites of the rule in order, without its target.
 ///
-/// A backslash escapes a space and a hash; one at the end of a line continues it.
+/// A backslash escapes a space and a hash. At the end of a line it continues the line.
 fn parse(text: &str) -> Vec<PathBuf> {
-    // The rule's colon is the first one that a space or the end of the line follows: a target may
-    // itself hold colons.
+    // The rule's colon is the first one before a space or the end of the line. A target may contain
+    // other colons.
     let Some(body) = text.match_indices(':').find_map(|(at, _)| {
         let rest = &text[at + 1..];
         rest.starts_with([' ', '\t', '\n', '\r', '\\'])

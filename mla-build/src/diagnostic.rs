@@ -1,9 +1,9 @@
-//! The failure of a unit, reduced to what a person reads first: the compiler's first error, in the
-//! compiler's words, and a hint if the cause is known.
+//! The failure of a unit, reduced to what a person reads first. This is the compiler's first error
+//! in its own words, and a hint if the cause is known.
 
 use std::{fmt, path::PathBuf};
 
-/// Asks for all units to be compiled although one has failed.
+/// The variable that asks for all units to be compiled even after one has failed.
 pub(crate) const KEEP_GOING: &str = "MLA_BUILD_KEEP_GOING";
 
 /// A unit that did not compile.
@@ -14,9 +14,9 @@ pub struct FailedUnit {
     pub unit: String,
     /// The compiler's first error, with the lines that belong to it.
     pub first_error: String,
-    /// A way to mend it, if one is known.
+    /// A way to fix the error, if one is known.
     pub hint: Option<String>,
-    /// All that the compiler printed.
+    /// The file with everything that the compiler printed.
     pub log: PathBuf,
 }
 
@@ -24,7 +24,7 @@ pub struct FailedUnit {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FailedUnits {
-    /// At least one.
+    /// The failed units, at least one.
     pub units: Vec<FailedUnit>,
     /// The number of units of the build.
     pub total: usize,
@@ -33,7 +33,7 @@ pub struct FailedUnits {
 }
 
 impl FailedUnits {
-    /// The lines of the first unit's error, with the hint.
+    /// Returns the lines of the first unit's error, with the hint.
     pub(crate) fn first(&self) -> String {
         let Some(first) = self.units.first() else {
             return String::new();
@@ -78,20 +78,20 @@ impl fmt::Display for FailedUnits {
                  {KEEP_GOING}=1 compiles the others all the same"
             )?,
         }
-        // The last line of a long output is what is seen first.
+        // A reader sees the last line of a long output first.
         write!(f, "{}", line(first))
     }
 }
 
-/// The first error in what nvcc printed, with the lines that explain it. The compilers that nvcc
-/// runs each have their own form: `file(12): error: …` (cudafe++, cicc), `file:12:3: fatal error:
-/// …` (the host compiler), `ptxas error   : …`, `nvcc fatal   : …`.
+/// Returns the first error in what nvcc printed, with the lines that explain it.
+///
+/// The compilers that nvcc runs each have their own form: `file(12): error: …` (cudafe++, cicc),
+/// `file:12:3: fatal error: …` (the host compiler), `ptxas error   : …`, `nvcc fatal   : …`.
 pub(crate) fn first_error(log: &str, status: &str) -> String {
     const MAX_LINES: usize = 12;
     let lines: Vec<_> = log.lines().collect();
     let Some(start) = lines.iter().position(|line| is_error(line)) else {
-        // Without an error line the last words are the best there is; an empty text is never an
-        // answer.
+        // Without an error line, the last lines have to do. The result is never an empty text.
         let words = lines.iter().rev().filter(|line| !line.trim().is_empty());
         let mut last: Vec<_> = words.take(MAX_LINES).copied().collect();
         last.reverse();
@@ -115,19 +115,19 @@ fn is_error(line: &str) -> bool {
     line.starts_with("error:") || has(line, MARKS)
 }
 
-/// True if a text has one of the marks, between which stands `|`.
+/// True if a text has one of the marks, which are separated by `|`.
 fn has(text: &str, marks: &str) -> bool {
     marks.split('|').any(|mark| text.contains(mark))
 }
 
-/// True if a compiler ended because memory ran out: it said so, or the system killed it.
+/// True if a compiler ended because memory ran out. It said so, or the system killed it.
 pub(crate) fn ran_out_of_memory(log: &str, signal: Option<i32>) -> bool {
     const MARKS: &str = "out of memory|bad_alloc|Cannot allocate memory|memory exhausted|: Killed|\
                          died due to signal 9";
     signal == Some(9) || has(log, MARKS)
 }
 
-/// A way to mend an error whose cause is known.
+/// Returns a way to fix an error whose cause is known.
 pub(crate) fn hint(log: &str, signal: Option<i32>) -> Option<String> {
     let mut missing = log.lines().filter_map(|line| {
         let rest = line.split("fatal error: ").nth(1)?;
@@ -144,7 +144,7 @@ pub(crate) fn hint(log: &str, signal: Option<i32>) -> Option<String> {
             ),
         });
     }
-    // nvcc's words, then those of GCC and Clang for a C++ unit.
+    // The first text is nvcc's, the others are those of GCC and Clang for a C++ unit.
     let linkage = "linkage specification is incompatible|conflicting declaration of|\
                    has a different language linkage";
     let known = [

@@ -1,4 +1,4 @@
-//! Everything that can go wrong, in words that say what was given and what is accepted.
+//! All errors, in words that say what was given and what is accepted.
 
 use std::{ffi::OsStr, fmt, io, path::PathBuf};
 
@@ -6,9 +6,8 @@ use crate::diagnostic::FailedUnits;
 
 /// The reason why a build stopped.
 ///
-/// `Debug` prints what `Display` prints: a build script that ends with
-/// `fn main() -> Result<(), mla_build::Error>` shows its error through `Debug`, and the message is
-/// written for a person.
+/// `Debug` prints the same as `Display`. A build script that ends with `fn main() -> Result<(),
+/// mla_build::Error>` shows its error through `Debug`, and the message is written for a person.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -17,7 +16,7 @@ pub enum Error {
     Refused {
         /// The environment variable, setter, file or symbol.
         field: String,
-        /// Its value, in quotes if it is a text of the user's.
+        /// The given value, in quotes if it is a text of the user's.
         given: String,
         /// The accepted values.
         accepted: String,
@@ -30,7 +29,7 @@ pub enum Error {
          without kernels calls Kernels::optional"
     )]
     NoFamily {
-        /// Every family of this build.
+        /// Every family that the build knows.
         accepted: String,
     },
 
@@ -38,16 +37,16 @@ pub enum Error {
     #[error(transparent)]
     ToolkitNotFound(#[from] NotFound),
 
-    /// Prebuilt objects are not of these sources, and nothing is there to compile the kernels.
+    /// Prebuilt objects do not fit the sources, and no toolkit is there to compile the kernels.
     #[error("{stale}\n\nTo compile them needs a toolkit: {toolkit}")]
     StaleWithoutToolkit {
         /// The reason why the objects are refused.
         stale: Box<Error>,
-        /// The missing part.
+        /// The missing part of the toolkit.
         toolkit: NotFound,
     },
 
-    /// nvcc refused at least one unit. The others are in the cache.
+    /// At least one unit failed to compile. The others are in the cache.
     #[error("{0}")]
     Compile(FailedUnits),
 
@@ -60,13 +59,13 @@ pub enum Error {
         message: String,
     },
 
-    /// A file or folder that the build itself needs could not be used. The cache never causes this:
-    /// where it cannot be used, the build goes on without it and says so.
+    /// A file or folder that the build itself needs could not be used. The cache never causes this
+    /// error: the build goes on without a cache that it cannot use, and says so.
     #[error("cannot {action} {}: {source}{}", path.display(), full(source))]
     File {
         /// The attempted action, as a verb.
         action: &'static str,
-        /// The path that it was attempted on.
+        /// The path of the attempted action.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -87,14 +86,14 @@ pub enum Error {
 pub struct NotFound {
     /// The name of the missing part.
     pub part: String,
-    /// Every place that was looked at, in order, and what it lacked.
+    /// Every place that was searched, in order, and what was missing there.
     pub looked: Vec<String>,
-    /// The one command that fixes it.
+    /// The one command that installs the part.
     pub command: String,
 }
 
 impl Error {
-    /// A value of the user's that is not accepted.
+    /// Makes the error about a value of the user's that is not accepted.
     pub(crate) fn setting(
         field: impl ToString,
         given: impl AsRef<OsStr>,

@@ -1,5 +1,5 @@
-//! Folders of objects that others may write to. A user who changes an object there decides what the
-//! programs do that are linked with it.
+//! Folders of objects that other users may write to. A user who changes an object there decides
+//! what programs do that are linked with it.
 
 use std::{
     fs::{self, DirBuilder},
@@ -11,14 +11,14 @@ use std::{
 /// Other users who may write to a folder or file, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Exposure {
-    /// The users, and the remedy.
+    /// A sentence that names the users and the remedy.
     pub(crate) sentence: String,
-    /// True if every user may. Others are named, and trusted.
+    /// True if every user may write. If only some users may, they are named and trusted.
     pub(crate) is_to_all: bool,
 }
 
-/// Other users than this one and the administrator that may write to one of these paths, if there
-/// are any. A path that does not exist has none.
+/// Returns the users, except this one and the administrator, that may write to one of these paths.
+/// Returns `None` if there are none. A path that does not exist has none.
 pub(crate) fn of<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Option<Exposure> {
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     let found = paths.into_iter().filter_map(|path| {
@@ -26,11 +26,12 @@ pub(crate) fn of<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Option<Exposu
         let owners = (data.uid(), data.gid());
         of_one(path, data.mode(), owners, (user.as_raw(), group.as_raw()))
     });
-    // The widest first.
+    // Access for everyone is reported before access for some users.
     found.max_by_key(|exposure| exposure.is_to_all)
 }
 
-/// Exposure of a file of this mode, owner and group to others than this user and group.
+/// Returns which users other than this user and group may write to a file of this mode, owner and
+/// group.
 fn of_one(
     path: &Path,
     mode: u32,
@@ -56,8 +57,8 @@ fn of_one(
     })
 }
 
-/// Makes a folder, and those above it, that this user alone may read and write. One that exists
-/// stays what it is.
+/// Makes a folder and its parents so that only this user may read and write them. An existing
+/// folder is not changed.
 pub(crate) fn make_private(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }

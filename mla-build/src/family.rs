@@ -7,9 +7,9 @@ use crate::{
     target::{self, Target},
 };
 
-/// The unit in which kernels are compiled. A Cargo feature of its name turns it on, a source folder
-/// of its name holds its kernels, and each of those is compiled for all of its targets into one
-/// object.
+/// A group of kernels that are compiled together. A Cargo feature of the family's name turns it on,
+/// and a source folder of its name holds its kernels. Each source is compiled for all of its
+/// targets into one object.
 ///
 /// ```
 /// use mla_build::Family;
@@ -22,10 +22,13 @@ use crate::{
 /// assert_eq!(portable.targets().last().unwrap(), "sm_89");
 /// ```
 ///
-/// Targets have nvcc's names. `sm_90` is machine code for 9.0 and later minor versions, `sm_90a`
-/// for 9.0 alone with all of its instructions, `sm_100f` for 10.0 and later minor versions with
-/// those that they share, and `compute_80` is PTX, which the driver compiles for 8.0 and everything
-/// later.
+/// Targets have nvcc's names:
+///
+/// - `sm_90` is machine code for 9.0 and later minor versions.
+/// - `sm_90a` is machine code for 9.0 alone, with all of its instructions.
+/// - `sm_100f` is machine code for 10.0 and later minor versions, with the instructions that they
+///   share.
+/// - `compute_80` is PTX, which the driver compiles for 8.0 and everything later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Family {
     name: String,
@@ -43,7 +46,7 @@ const BUILT_IN: &[(&str, &[&str])] = &[
 ];
 
 impl Family {
-    /// A family of this name for these targets. Names and targets are checked when the build
+    /// Makes a family of this name for these targets. Names and targets are checked when the build
     /// starts.
     pub fn new(
         name: impl Into<String>,
@@ -55,7 +58,7 @@ impl Family {
         }
     }
 
-    /// The portable family: machine code for 8.x, 9.0, 10.x and 12.x, and PTX for what comes after.
+    /// The portable family: machine code for 8.x, 9.0, 10.x and 12.x, and PTX for later GPUs.
     pub fn sm80() -> Self {
         Self::built_in(0)
     }
@@ -82,12 +85,12 @@ impl Family {
         self
     }
 
-    /// The name of its feature and of its folder.
+    /// Returns the name of its feature and of its folder.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its targets, under nvcc's names.
+    /// Returns its targets, under nvcc's names.
     pub fn targets(&self) -> &[String] {
         &self.targets
     }
@@ -102,17 +105,17 @@ pub(crate) struct Declared {
 }
 
 impl Declared {
-    /// The targets that it is compiled for: none if it is not turned on.
+    /// Returns the targets that the family is compiled for: none if it is turned off.
     pub(crate) fn compiled(&self) -> &[Target] {
         if self.enabled { &self.targets } else { &[] }
     }
 
-    /// The environment variable that changes its targets.
+    /// Returns the environment variable that changes its targets.
     pub(crate) fn variable(&self) -> String {
         variable(&self.name)
     }
 
-    /// Its name as a Rust constant.
+    /// Returns its name as a Rust constant.
     pub(crate) fn constant(&self) -> String {
         self.name.to_uppercase().replace('-', "_")
     }
@@ -134,8 +137,8 @@ pub(crate) struct Families {
 }
 
 impl Families {
-    /// The built-in families and a package's own, which may replace them. `on` names those that the
-    /// build script turns on; if it is empty, the package's features decide.
+    /// Collects the built-in families and a package's own, which may replace them. `on` names those
+    /// that the build script turns on. If it is empty, the package's features decide.
     pub(crate) fn new(
         own: &[Family],
         on: &[String],
@@ -172,19 +175,19 @@ impl Families {
         Ok(Self { declared, of_all })
     }
 
-    /// The family of a name.
+    /// Returns the family of a name.
     pub(crate) fn declared(&self, name: &str) -> Result<&Declared, Error> {
         let found = self.declared.iter().find(|family| family.name == name);
         found.ok_or_else(|| unknown(name, &self.declared))
     }
 
-    /// Everything that something is compiled for.
+    /// Returns all targets for which something is compiled.
     pub(crate) fn targets(&self) -> Vec<Target> {
         let families = self.declared.iter().flat_map(Declared::compiled);
         target::unique(families.chain(&self.of_all).copied())
     }
 
-    /// The names of those that are turned on, or a word that says there are none.
+    /// Returns the names of those that are turned on, or a word that says there are none.
     pub(crate) fn enabled(&self) -> String {
         let enabled = self.declared.iter().filter(|family| family.enabled);
         let names: Vec<_> = enabled.map(|family| family.name.as_str()).collect();
@@ -205,7 +208,7 @@ fn names(declared: &[Declared]) -> String {
 }
 
 fn unknown(given: &str, declared: &[Declared]) -> Error {
-    // The target that a family of this name is likely for.
+    // A family of this name is probably for this target.
     let digits = given
         .strip_prefix("sm")
         .map(|rest| rest.trim_start_matches('_'));
@@ -218,7 +221,8 @@ fn unknown(given: &str, declared: &[Declared]) -> Error {
     Error::setting("family", given, accepted)
 }
 
-/// The targets of a family: its own, or what its variable puts in their place or adds.
+/// Returns the targets of a family: its own, those that its variable adds, or those that replace
+/// its own.
 fn targets(
     family: &Family,
     variable_of: impl Fn(&str) -> Option<String>,
@@ -258,8 +262,8 @@ fn parse(field: &str, names: &[String]) -> Result<Vec<Target>, Error> {
     }
 }
 
-/// Refuses names that are no names, mean something else in a source's path, or would make one
-/// constant.
+/// Refuses invalid names, names that mean something else in a source's path, and names that give
+/// the same constant.
 fn distinguishable(declared: &[Declared]) -> Result<(), Error> {
     let mut constants = BTreeSet::new();
     for family in declared {
@@ -281,8 +285,8 @@ fn distinguishable(declared: &[Declared]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The families that the features of the package being built turn on, as Cargo tells its build
-/// script in `CARGO_FEATURE_*`.
+/// Returns the families that the features of the package turn on. Cargo tells them the build script
+/// in `CARGO_FEATURE_*`.
 fn by_features(declared: &[Declared]) -> Result<BTreeSet<String>, Error> {
     let mut found = BTreeSet::new();
     for (key, _) in env::vars_os() {

@@ -1,4 +1,4 @@
-//! The bytes of GPU code in an object, for each target.
+//! The sizes of GPU code in an object, for each target.
 
 use std::collections::BTreeMap;
 
@@ -7,18 +7,18 @@ use object::{Object as _, ObjectSection as _};
 /// The target of an entry of a fat binary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Code {
-    /// The compute capability as nvcc writes it: 90, 100.
+    /// The compute capability as nvcc writes it, such as 90 or 100.
     pub(crate) number: u32,
     pub(crate) is_ptx: bool,
 }
 
-/// The bytes of GPU code in an object, by target.
+/// Returns the bytes of GPU code in an object, by target.
 ///
-/// The section `.nv_fatbin` is a row of fat binaries. Each has a head of 16 bytes (a magic number,
-/// a version, the head's length, the body's length) and a body of entries. The head of an entry has
-/// its kind at 0 (1 is PTX), its length at 4, its payload's length at 8, and its capability at 28,
-/// all little-endian. An object of another form counts as having no fat binary: the numbers are
-/// only for the report.
+/// The section `.nv_fatbin` is a row of fat binaries. Each has a header of 16 bytes (a magic
+/// number, a version, the header's length, the body's length) and a body of entries. The header of
+/// an entry has its kind at 0 (1 is PTX), its length at 4, its payload's length at 8, and its
+/// capability at 28, all little-endian. An object of another form counts as having no fat binary,
+/// since the numbers are only for the report.
 pub(crate) fn code_by_target(object: &[u8]) -> BTreeMap<Code, u64> {
     let mut bytes = BTreeMap::new();
     let Ok(file) = object::File::parse(object) else {
@@ -28,7 +28,7 @@ pub(crate) fn code_by_target(object: &[u8]) -> BTreeMap<Code, u64> {
         if section.name().is_ok_and(|name| name == ".nv_fatbin")
             && let Ok(data) = section.data()
         {
-            // Entries before the first of an unknown form stay counted.
+            // Entries before the first of an unknown form still count.
             let _ = count(data, &mut bytes);
         }
     }
@@ -54,7 +54,7 @@ fn count(data: &[u8], bytes: &mut BTreeMap<Code, u64>) -> Option<()> {
                 is_ptx: half_word(head, 0)? == 1,
             };
             *bytes.entry(code).or_default() += u64::from(length);
-            // An entry without a length would be read for ever.
+            // An entry of length 0 would be read for ever.
             entry =
                 entry.checked_add(usize::try_from(length).ok().filter(|&length| length > 0)?)?;
         }

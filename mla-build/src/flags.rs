@@ -1,12 +1,11 @@
-//! Flags of nvcc that a build script adds: which are refused, and which files and folders they
-//! name.
+//! Flags of nvcc that a build script adds: refused ones, and the files and folders that flags name.
 
 use std::path::{Path, PathBuf};
 
 use crate::Error;
 use crate::bounded;
 
-/// Flags that are refused, by their names without dashes, and what to do in their place.
+/// Names of refused flags without dashes, and what to use instead.
 const REFUSED: &[(&str, &str)] = &[
     ("I isystem include-path system-include", "Kernels::include"),
     ("D define-macro", "Kernels::define"),
@@ -66,8 +65,8 @@ const REFUSED: &[(&str, &str)] = &[
     ),
 ];
 
-/// The number of entries at the start of the list that an environment variable may hold: its whole
-/// text is part of every key.
+/// The number of entries at the start of the list that an environment variable may hold, since its
+/// whole text is part of every key.
 const OF_VARIABLES: usize = 4;
 
 /// Refuses a flag that the tool itself sets or that makes another product, and says what to do
@@ -77,7 +76,7 @@ pub(crate) fn check(flag: &str) -> Result<(), Error> {
     if !flag.starts_with('-') || flag.chars().any(char::is_whitespace) {
         return refuse("one flag with its value in one text, such as -maxrregcount=128");
     }
-    // A flag must not be able to end the shell's command line.
+    // A flag must not be able to end the command line of a shell.
     if let Some(bad) = flag.chars().find(|c| "`$;|&<>\"'\\\n".contains(*c)) {
         return refuse(&format!(
             "a flag without {bad:?}: nvcc hands flags to a shell as they are"
@@ -85,11 +84,11 @@ pub(crate) fn check(flag: &str) -> Result<(), Error> {
     }
     let (name, value) = name_and_value(flag);
     let own = REFUSED.iter().find(|row| has(row, name));
-    // `-rdc=false` only states the default.
+    // `-rdc=false` only states the default, so it is accepted.
     if value == "false" && own.is_some_and(|(names, _)| names.starts_with("rdc ")) {
         return Ok(());
     }
-    // One letter may have its value right behind it.
+    // A flag of one letter may be followed directly by its value.
     let refused = (own.map(|(_, accepted)| *accepted))
         .or_else(|| flag.starts_with("-I").then_some(REFUSED[0].1))
         .or_else(|| flag.starts_with("-D").then_some(REFUSED[1].1))
@@ -107,11 +106,11 @@ fn has((names, _): &(&str, &str), name: &str) -> bool {
     names.split(' ').any(|it| it == name)
 }
 
-/// Accepted in place of a flag that silences ptxas.
+/// The remedy for a flag that silences ptxas.
 const REFUSED_WARNINGS: &str = "ptxas with its warnings, which the report lists";
 
-/// The name of a flag without dashes, and the value behind its `=`. The number of threads may stand
-/// right behind its letter.
+/// Splits a flag into its name without dashes and the value behind its `=`. The number of threads
+/// may directly follow its letter.
 fn name_and_value(flag: &str) -> (&str, &str) {
     let name = flag.trim_start_matches('-');
     let threads = name.strip_prefix('t').filter(|rest| !rest.is_empty());
@@ -126,9 +125,9 @@ fn silences_ptxas(name: &str, value: &str) -> bool {
     matches!(name, "Xptxas" | "ptxas-options") && value.split(',').any(is_silent)
 }
 
-/// Refuses a flag in the value of an environment variable, or in a file of options, that adds code
-/// for another GPU, makes another product or changes what the report says. Include roots and macros
-/// are accepted there.
+/// Refuses some flags in the value of an environment variable, or in a file of options. These flags
+/// add code for another GPU, make another product, or change what the report says. Include roots
+/// and macros are accepted there.
 pub(crate) fn check_variable(variable: &str, value: &str) -> Result<(), Error> {
     for flag in value
         .split_whitespace()
@@ -145,7 +144,8 @@ pub(crate) fn check_variable(variable: &str, value: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses the same in the files of options that flags name, and in those that such files name.
+/// Refuses the same flags in files of options: those that flags name, and those that such files
+/// name.
 pub(crate) fn check_option_files<'a>(
     flags: impl IntoIterator<Item = &'a str>,
     root: &Path,
@@ -166,7 +166,7 @@ pub(crate) fn check_option_files<'a>(
     Ok(())
 }
 
-/// The values of a flag of one of two names in a text of flags: behind its `=`, or the next word.
+/// Returns the values of a flag with one of two names: each is behind its `=`, or the next word.
 fn values<'a>(text: &'a str, names: [&str; 2]) -> Vec<&'a str> {
     let words: Vec<_> = text.split_whitespace().collect();
     let each = words
@@ -180,13 +180,14 @@ fn values<'a>(text: &'a str, names: [&str; 2]) -> Vec<&'a str> {
     each.collect()
 }
 
-/// The files of options that a text of flags names.
+/// Returns the files of options that a text of flags names.
 fn option_files(text: &str) -> impl Iterator<Item = &str> {
     let lists = values(text, ["optf", "options-file"]).into_iter();
     lists.flat_map(|list| list.split(','))
 }
 
-/// The C++ compiler that the value of an environment variable names: nvcc takes the last.
+/// Returns the C++ compiler that the value of an environment variable names. nvcc takes the last
+/// one.
 pub(crate) fn host_compiler(value: &str) -> Option<&str> {
     values(value, ["ccbin", "compiler-bindir"]).pop()
 }
@@ -199,15 +200,15 @@ pub(crate) fn check_define(define: &str) -> Result<(), Error> {
     Err(Error::setting("define", define, accepted))
 }
 
-/// The flags that a flag passes on to another compiler.
+/// Returns the flags that a flag passes on to another compiler.
 fn passed<'a>(name: &str, value: &'a str) -> impl Iterator<Item = &'a str> {
     let passes = matches!(name, "Xcompiler" | "compiler-options");
     value.split(',').filter(move |_| passes)
 }
 
-/// The files and folders that flags name, in whatever way: `--options-file=x`, `-Xcompiler=@x`,
-/// `-Xcompiler=-specs=x`. Files that a compilation reads because of a flag are in no list of
-/// dependencies.
+/// The files and folders that flags name in any form: `--options-file=x`, `-Xcompiler=@x`,
+/// `-Xcompiler=-specs=x`. A list of dependencies does not contain the files that a compilation
+/// reads because of a flag.
 #[derive(Debug, Default)]
 pub(crate) struct Named {
     pub(crate) files: Vec<PathBuf>,
@@ -215,8 +216,8 @@ pub(crate) struct Named {
 }
 
 impl Named {
-    /// Collects the files that flags name, with paths relative to `root`. A file of options is
-    /// itself searched for names.
+    /// Collects the files that flags name, with paths relative to `root`. Files of options are
+    /// searched for further names.
     pub(crate) fn new<'a>(flags: impl IntoIterator<Item = &'a str>, root: &Path) -> Self {
         let mut named = Self::default();
         let mut texts: Vec<String> = flags.into_iter().map(str::to_owned).collect();
@@ -228,7 +229,7 @@ impl Named {
                 if path.is_dir() {
                     push_new(&mut named.folders, path);
                 } else if push_new(&mut named.files, path.clone()) {
-                    // Only text can name more.
+                    // Only a text file can name more files.
                     texts.extend(bounded::read_to_string(path).ok());
                 }
             }
@@ -236,7 +237,7 @@ impl Named {
         named
     }
 
-    /// The hash of what the files hold.
+    /// Returns the hash of the files' contents.
     pub(crate) fn contents(&self) -> Result<blake3::Hash, Error> {
         let mut hasher = blake3::Hasher::new();
         for path in &self.files {
@@ -248,8 +249,8 @@ impl Named {
     }
 }
 
-/// The existing path at the end of a word: all of it, or what follows a flag such as `-I`,
-/// `-isystem` or `@`.
+/// Returns the existing path at the end of a word. It is the whole word, or the part behind a flag
+/// such as `-I`, `-isystem` or `@`.
 fn path_in(word: &str, root: &Path) -> Option<PathBuf> {
     const GLUED: [&str; 7] = [
         "-isystem",

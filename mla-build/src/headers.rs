@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, family::Families};
 
-/// The headers that bindgen wraps: absolute paths, or as relative as the package's folder.
+/// The headers that bindgen wraps. Their paths are absolute, or relative in the same way as the
+/// path of the package's folder.
 #[derive(Clone, Debug)]
 pub(crate) struct Headers {
     /// The package's folder.
@@ -27,7 +28,8 @@ pub(crate) struct OfFamily {
 }
 
 impl Headers {
-    /// The headers of a package in `root`. A family's header counts if the family is turned on.
+    /// Collects the headers of a package in `root`. A family's header counts if the family is
+    /// turned on.
     pub(crate) fn new(
         root: &Path,
         shared: Option<&Path>,
@@ -50,18 +52,19 @@ impl Headers {
         })
     }
 
-    /// All of them, what families share first.
+    /// Returns all of them, beginning with the one that families share.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Path> {
         let of_families = self.of_families.iter().map(|header| header.path.as_path());
         self.shared.as_deref().into_iter().chain(of_families)
     }
 
-    /// The first of them, if there is any.
+    /// Returns the first of them, if there is any.
     pub(crate) fn first(&self) -> Option<&Path> {
         self.all().next()
     }
 
-    /// The line with which a header's declarations begin: where it lies in the package.
+    /// Returns the line with which a header's declarations begin. It is the header's path in the
+    /// package.
     #[cfg(feature = "bindings")]
     pub(crate) fn heading(&self, header: &Path) -> String {
         let inside = header.strip_prefix(&self.root).unwrap_or(header);

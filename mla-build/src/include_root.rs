@@ -9,12 +9,13 @@ use crate::unit::Language;
 pub(crate) struct IncludeRoot {
     pub(crate) role: String,
     pub(crate) folder: PathBuf,
-    /// Searched after all others, and warned about in nothing: `-isystem`.
+    /// True for `-isystem`: the folder is searched after all others, and its headers cause no
+    /// warnings.
     pub(crate) is_system: bool,
 }
 
 impl IncludeRoot {
-    /// The flag before its folder on the command line.
+    /// Returns the flag before its folder on the command line.
     pub(crate) fn flag(&self, language: Language) -> &'static str {
         match (self.is_system, language) {
             (false, _) => "-I",

@@ -25,10 +25,11 @@ use crate::{
 /// }
 /// ```
 ///
-/// All paths are relative to the package; an absolute glob of sources is taken if it lies there. A
-/// source below a folder with a [family](Family)'s name is compiled for its targets if the family
-/// is turned on. Any other source (usually below `all`) is compiled into one object for the targets
-/// of all families that are on. `common` is for headers, and a source there is an error.
+/// All paths are relative to the package. An absolute glob of sources is accepted if it lies in the
+/// package. A source below a folder with a [family](Family)'s name is compiled for that family's
+/// targets if the family is turned on. Any other source (usually below `all`) is compiled into one
+/// object for the targets of all families that are on. `common` is for headers, and a source there
+/// is an error.
 #[derive(Clone, Debug, Default)]
 #[must_use = "nothing is built before `compile`"]
 pub struct Kernels {
@@ -61,46 +62,56 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Nothing yet.
+    /// Makes an empty description.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds the sources that a glob matches. `*` stays within a folder, `**` crosses them. nvcc
-    /// compiles `.cu`; the C++ compiler compiles `.cc`, `.cpp` and `.cxx`, which belong to every
-    /// build if they lie in no family's folder, also to one without a family.
+    /// Adds the sources that a glob matches.
+    ///
+    /// `*` stays within a folder, `**` crosses folders. nvcc compiles `.cu`. The C++ compiler
+    /// compiles `.cc`, `.cpp` and `.cxx`. C++ sources in no family's folder belong to every build,
+    /// even to one without a family.
     pub fn sources(mut self, glob: impl Into<String>) -> Self {
         self.sources.push(glob.into());
         self
     }
 
-    /// Compiles only those of the sources that this glob matches. Flags and the like for the
-    /// others, as by [`flag_for`](Self::flag_for), have no effect. For tools that look at some of a
-    /// package's kernels as its build script describes them.
+    /// Compiles only sources that this glob matches.
+    ///
+    /// Flags and similar settings for the others, as by [`flag_for`](Self::flag_for), have no
+    /// effect. This is for tools that look at some of a package's kernels as its build script
+    /// describes them.
     pub fn only_sources(mut self, glob: impl Into<String>) -> Self {
         self.only_sources = Some(glob.into());
         self
     }
 
-    /// The C header that declares the functions that Rust calls. bindgen wraps the declarations of
-    /// it and of the headers beside it, and its folder becomes an include root.
+    /// Sets the C header that declares the functions that Rust calls.
+    ///
+    /// bindgen wraps its declarations and those of the headers beside it. Its folder becomes an
+    /// include root.
     pub fn header(mut self, header: impl Into<PathBuf>) -> Self {
         self.header = Some(header.into());
         self
     }
 
-    /// Adds a C header for a family, which bindgen wraps if the family is on. It is read after
-    /// [`header`](Self::header), which then needs an include guard; a declaration in both is
-    /// wrapped once. Its folder becomes no include root.
+    /// Adds a C header for a family, which bindgen wraps if the family is on.
+    ///
+    /// It is read after [`header`](Self::header), which therefore needs an include guard. A
+    /// declaration in both is wrapped once. The folder of this header does not become an include
+    /// root.
     pub fn family_header(mut self, family: impl Into<String>, header: impl Into<PathBuf>) -> Self {
         self.family_headers.push((family.into(), header.into()));
         self
     }
 
-    /// The Rust declarations of the header, checked in; those of a family's header lie beside it,
-    /// with the ending `.rs`. They stand for what bindgen makes where only bindings are asked for,
-    /// so that a check needs no libclang. A test of the package compares them with the headers:
-    /// what bindgen makes of each begins with a line that names it, `// cuda/include/api.h`.
+    /// Sets the checked-in Rust declarations of the header.
+    ///
+    /// The declarations of a family's header lie beside it, with the ending `.rs`. They replace
+    /// bindgen if only bindings are asked for, so a check needs no libclang. A test of the package
+    /// compares them with the headers. bindgen's output for each header begins with a line that
+    /// names it, `// cuda/include/api.h`.
     pub fn declarations(mut self, file: impl Into<PathBuf>) -> Self {
         self.declarations = Some(file.into());
         self
@@ -125,8 +136,9 @@ impl Kernels {
         self
     }
 
-    /// Adds a flag for the sources that a glob matches, behind the flags for all sources: a flag of
-    /// nvcc, or of the C++ compiler for sources in C++. A glob that matches no source is an error.
+    /// Adds a flag for the sources that a glob matches, behind the flags for all sources. It is a
+    /// flag of nvcc, or of the C++ compiler for sources in C++. A glob that matches no source is an
+    /// error.
     pub fn flag_for(self, glob: impl Into<String>, flag: impl Into<String>) -> Self {
         self.unit_setting(glob.into(), SettingValue::Flag(flag.into()))
     }
@@ -136,19 +148,22 @@ impl Kernels {
         self.unit_setting(glob.into(), SettingValue::Define(define.into()))
     }
 
-    /// Makes the code of the sources that a glob matches, for every target that is no older, from
-    /// PTX of one architecture, `compute_80`: what a GPU that is there has run is then what others
-    /// compile, and nvcc's first half runs once instead of once per target. This code gets no
-    /// instruction that the architecture lacks. With several architectures for one source, each
-    /// target takes the latest that serves it. Older targets, and those with `a` or `f`, keep PTX
-    /// of their own.
+    /// Compiles the sources that a glob matches from PTX of one architecture, such as `compute_80`,
+    /// for every target that is no older.
+    ///
+    /// All these GPUs then run code that was compiled from the same PTX, so a test on one GPU also
+    /// tells about the others. The first half of nvcc runs once instead of once per target. The
+    /// code has no instruction that the architecture lacks. With several architectures for one
+    /// source, each target takes the latest that it can use. Older targets, and those with `a` or
+    /// `f`, keep their own PTX.
     pub fn ptx_for(self, glob: impl Into<String>, target: impl Into<String>) -> Self {
         self.unit_setting(glob.into(), SettingValue::Ptx(target.into()))
     }
 
-    /// Says how many bytes each compilation of the sources that a glob matches needs, for a first
-    /// build: afterwards what it did need is known. Without it 2 GiB are assumed, or what sources
-    /// of the same folder needed if that is more.
+    /// Says how many bytes of memory each compilation of the sources that a glob matches needs.
+    ///
+    /// This counts for a first build. Later builds know what the compilation needed. Without it 2
+    /// GiB are assumed, or what sources of the same folder needed if that is more.
     pub fn memory_for(self, glob: impl Into<String>, bytes: u64) -> Self {
         self.unit_setting(glob.into(), SettingValue::Memory(bytes))
     }
@@ -164,7 +179,7 @@ impl Kernels {
         self
     }
 
-    /// Adds the include roots of a pinned checkout, behind those of wheels and before CUTLASS.
+    /// Adds the include roots of a pinned checkout, after the roots of wheels and before CUTLASS.
     pub fn checkout(mut self, checkout: Checkout) -> Self {
         self.checkouts.push(checkout);
         self
@@ -176,14 +191,16 @@ impl Kernels {
         self
     }
 
-    /// Declares a family of the package's own, or other targets for a built-in one (`sm80`, `sm90`,
-    /// `sm100`). The environment variable `MLA_BUILD_TARGETS_<FAMILY>` changes them again.
+    /// Declares a family of the package's own, or replaces the targets of a built-in one (`sm80`,
+    /// `sm90`, `sm100`). The environment variable `MLA_BUILD_TARGETS_<FAMILY>` can change them
+    /// again.
     pub fn family(mut self, family: Family) -> Self {
         self.families.push(family);
         self
     }
 
-    /// Turns a family on. Without a call, the package's features of the same name do.
+    /// Turns a family on. Without any such call, the package's features with the families' names
+    /// turn them on.
     pub fn enable(mut self, family: impl Into<String>) -> Self {
         self.enabled.push(family.into());
         self
@@ -196,78 +213,84 @@ impl Kernels {
         self
     }
 
-    /// Describes how kernels are launched, for the [code](Self::code): a file of JSON, relative to
-    /// the package, with a list of `{"kernel", "source", "parameters", "launch"}`, in which
-    /// `kernel` is a glob of C++ names. Kernels without a row are described by their parameters'
-    /// sizes.
+    /// Sets the file that describes how kernels are launched, for the [code](Self::code).
+    ///
+    /// It is a file of JSON, relative to the package, with a list of `{"kernel", "source",
+    /// "parameters", "launch"}`. `kernel` is a glob of C++ names. A kernel without a row is
+    /// described only by its parameters' sizes.
     pub fn launches(mut self, file: impl Into<PathBuf>) -> Self {
         self.launches = Some(file.into());
         self
     }
 
-    /// Lets the package be built with no family on: the bindings and the constants are then empty,
-    /// nothing is linked, and a toolkit is not needed. A backend whose attribute has the key
-    /// `feature` stays in the registry as absent.
+    /// Lets the package be built with no family on.
+    ///
+    /// Bindings and constants are then empty, nothing is linked, and no toolkit is needed. A
+    /// backend whose attribute has the key `feature` stays in the registry as absent.
     pub fn optional(mut self) -> Self {
         self.optional = true;
         self
     }
 
-    /// Writes `compile_commands.json` there, for clangd. The environment variable
+    /// Writes `compile_commands.json` to this path, for clangd. The environment variable
     /// `MLA_BUILD_COMPILE_COMMANDS` asks for the same, with the path as its value.
     pub fn compile_commands(mut self, path: impl Into<PathBuf>) -> Self {
         self.compile_commands = Some(path.into());
         self
     }
 
-    /// Adds a folder of objects that were compiled before, as `MLA_BUILD_EXPORT` writes them. If
-    /// they are of these sources, flags and targets, and no variable or setter asks for anything
-    /// else, they are the library, and no part of the toolkit is needed. A folder without any is
-    /// passed over. The environment variable `MLA_BUILD_PREBUILT` names other folders, or `none`.
+    /// Adds a folder of prebuilt objects, as `MLA_BUILD_EXPORT` writes them.
+    ///
+    /// The library is made of these objects if they come from the same sources, flags and targets,
+    /// and no variable or setter asks for anything else. No part of the toolkit is then needed. A
+    /// folder without objects is skipped. The environment variable `MLA_BUILD_PREBUILT` names other
+    /// folders, or `none`.
     pub fn prebuilt(mut self, folder: impl Into<PathBuf>) -> Self {
         self.prebuilt.push(folder.into());
         self
     }
 
-    /// The command that installs the toolkit, for the message that says it is missing. The default
-    /// is the call of pip.
+    /// Sets the command that installs the toolkit, for the message that says it is missing. The
+    /// default is a call of pip.
     pub fn install_command(mut self, command: impl Into<String>) -> Self {
         self.install_command = Some(command.into());
         self
     }
 
-    /// The package's folder, by default `CARGO_MANIFEST_DIR`.
+    /// Sets the package's folder. The default is `CARGO_MANIFEST_DIR`.
     pub fn root(mut self, folder: impl Into<PathBuf>) -> Self {
         self.root = Some(folder.into());
         self
     }
 
-    /// Sets the folder for the library; the default is `OUT_DIR`. With a folder given, nothing is
+    /// Sets the folder for the library. The default is `OUT_DIR`. If this is set, nothing is
     /// printed for Cargo.
     pub fn out_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.out_dir = Some(folder.into());
         self
     }
 
-    /// The cache's folder, by default `MLA_BUILD_CACHE`, or `mla-build` in the user's cache folder.
+    /// Sets the cache's folder. The default is `MLA_BUILD_CACHE`, or `mla-build` in the user's
+    /// cache folder.
     pub fn cache(mut self, folder: impl Into<PathBuf>) -> Self {
         self.cache = Some(folder.into());
         self
     }
 
-    /// The toolkit to use, in place of a search.
+    /// Sets the toolkit to use, in place of a search.
     pub fn cuda_home(mut self, folder: impl Into<PathBuf>) -> Self {
         self.cuda_home = Some(folder.into());
         self
     }
 
-    /// The C++ compiler that nvcc uses, by default `NVCC_CCBIN`, or what the `cc` crate finds.
+    /// Sets the C++ compiler that nvcc uses. The default is `NVCC_CCBIN`, or what the `cc` crate
+    /// finds.
     pub fn host_compiler(mut self, path: impl Into<PathBuf>) -> Self {
         self.host_compiler = Some(path.into());
         self
     }
 
-    /// Sets the maximal number of compilers that run at once, in place of what Cargo's jobserver
+    /// Sets the maximum number of compilers that run at once, in place of what Cargo's jobserver
     /// allows.
     pub fn jobs(mut self, jobs: usize) -> Self {
         self.jobs = Some(jobs);
@@ -288,18 +311,18 @@ impl Kernels {
         Ok(self)
     }
 
-    /// The names of the families that are turned on.
+    /// Returns the names of the families that are turned on.
     ///
     /// # Errors
     ///
-    /// A family, target or feature that does not exist.
+    /// If a family, target or feature does not exist.
     pub fn enabled(&self) -> Result<Vec<String>, Error> {
         let families = self.resolve()?;
         let enabled = families.declared.into_iter().filter(|f| f.enabled);
         Ok(enabled.map(|family| family.name).collect())
     }
 
-    /// The flags of single sources, without macros.
+    /// Returns the flags of single sources, without macros.
     pub(crate) fn source_flags(&self) -> Vec<String> {
         let flag = |it: &UnitSetting| match &it.value {
             SettingValue::Flag(flag) => Some(flag.clone()),
@@ -308,7 +331,7 @@ impl Kernels {
         self.unit_settings.iter().filter_map(flag).collect()
     }
 
-    /// The macros of single sources.
+    /// Returns the macros of single sources.
     pub(crate) fn source_defines(&self) -> Vec<String> {
         let define = |it: &UnitSetting| match &it.value {
             SettingValue::Define(define) => Some(define.clone()),
@@ -317,7 +340,7 @@ impl Kernels {
         self.unit_settings.iter().filter_map(define).collect()
     }
 
-    /// The units to compile.
+    /// Returns the units to compile.
     pub(crate) fn units(&self, root: &Path, families: &Families) -> Result<Vec<Unit>, Error> {
         let mut units = unit::discover(root, &self.sources, families, &self.unit_settings)?;
         if let Some(glob) = &self.only_sources {
@@ -331,7 +354,7 @@ impl Kernels {
         Ok(units)
     }
 
-    /// The headers that bindgen wraps, of the families that are turned on.
+    /// Returns the headers that bindgen wraps, including those of the families that are turned on.
     pub(crate) fn headers(&self, families: &Families, root: &Path) -> Result<Headers, Error> {
         Headers::new(root, self.header.as_deref(), &self.family_headers, families)
     }

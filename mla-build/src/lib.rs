@@ -11,9 +11,9 @@
 //! }
 //! ```
 //!
-//! An object is compiled once: it is kept in a cache of the user, under a key of what it is made of
-//! and never of where or when. Another checkout, another profile, another target folder find it
-//! there. `docs/kernel-build.md` tells how it works; [`Kernels`] is where to start.
+//! An object is compiled once and kept in a cache of the user. Its key depends on what the object
+//! is made of, but not on the place or the time. Other checkouts, profiles and target folders
+//! therefore find it. Start with [`Kernels`]. `docs/kernel-build.md` tells how a build works.
 
 #[cfg(feature = "bindings")]
 mod bindings;

@@ -2,9 +2,11 @@
 
 use std::{fs, path::Path};
 
-/// Bytes that new processes may take without the machine swapping or the container being killed:
-/// the system's estimate, or what is left of the control group's limit where that is less. `None`
-/// where the system tells neither.
+/// Returns the bytes that new processes may use without the machine swapping or the container being
+/// killed.
+///
+/// This is the system's estimate, or what is left of the control group's limit if that is less.
+/// Returns `None` if the system reports neither.
 pub(crate) fn available() -> Option<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok();
     let system = meminfo.and_then(|text| mem_available(&text));
@@ -16,13 +18,13 @@ fn mem_available(meminfo: &str) -> Option<u64> {
     kib.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The text behind a key at the start of a line.
+/// Returns the text behind a key at the start of a line.
 fn value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let mut lines = text.lines();
     lines.find_map(|line| line.strip_prefix(key)).map(str::trim)
 }
 
-/// The minimum of what is left in the control groups (version 2) above this process.
+/// Returns the minimum of what is left in the control groups (version 2) above this process.
 fn group_left() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let root = Path::new("/sys/fs/cgroup");
@@ -33,9 +35,9 @@ fn group_left() -> Option<u64> {
     let left = groups.filter_map(|folder| {
         let read = |name| fs::read_to_string(folder.join(name)).ok();
         let number = |name| read(name)?.trim().parse::<u64>().ok();
-        // An unlimited group says `max`, which is no number.
+        // An unlimited group has `max` here, which is not a number.
         let limit = number("memory.max")?;
-        // Pages of files can be dropped, and a build reads many files.
+        // The system can drop pages of files, and a build reads many files.
         let stat = read("memory.stat").unwrap_or_default();
         let files = value(&stat, "inactive_file ").and_then(|files| files.parse().ok());
         let used = number("memory.current")?.saturating_sub(files.unwrap_or(0));

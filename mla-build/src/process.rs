@@ -17,10 +17,10 @@ pub(crate) struct Finished {
     pub(crate) status: ExitStatus,
     /// Standard output and standard error as one stream.
     pub(crate) log: String,
-    /// Processor time of the compiler and of all that it ran: what else the machine does changes it
+    /// Processor time of the compiler and its subprocesses. Other work on the machine changes it
     /// little.
     pub(crate) processor: Duration,
-    /// The largest resident set of any one process among the compiler and all that it ran, in
+    /// The largest resident set of any single process among the compiler and its subprocesses, in
     /// bytes. nvcc runs its passes one after another, so this is the unit's peak.
     pub(crate) peak: u64,
 }
@@ -38,7 +38,7 @@ pub(crate) fn run(command: &mut Command) -> io::Result<Finished> {
         .stdout(writer.try_clone()?)
         .stderr(writer);
     let mut child = command.spawn()?;
-    // The command holds the writing ends; they must go, or the reader never sees the end.
+    // The command holds the writing ends. They must be dropped, or the reader never sees the end.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let read = bounded::read_stream(reader, bounded::MAX_STREAM);
     let bytes = bounded::ended_unless(&mut child, read)?;

@@ -1,8 +1,9 @@
 //! The events of a build, reported while it runs.
 //!
-//! Cargo shows a build script's output only when it has ended, so a program that runs Cargo and
-//! shows progress names a file in [`VARIABLE`]. One JSON [`Event`] is appended per line. Without
-//! such a file they are printed as sentences on standard error, where `cargo build -vv` shows them.
+//! Cargo shows a build script's output only at its end. A program that runs Cargo and shows
+//! progress therefore names a file in [`VARIABLE`], to which one JSON [`Event`] is appended per
+//! line. Without such a file, events are printed as sentences on standard error, where `cargo build
+//! -vv` shows them.
 
 use std::{
     fs::{File, OpenOptions},
@@ -13,10 +14,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{report::Outcome, variables};
 
-/// The environment variable that names the file. It is no reason to build again.
+/// The environment variable that names the file. Changing it does not cause a new build.
 pub const VARIABLE: &str = variables::PROGRESS;
 
-/// Something happened.
+/// An event of a build.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -34,7 +35,7 @@ pub enum Event {
     Started {
         /// The unit.
         unit: String,
-        /// The reason why it is compiled.
+        /// The reason why the unit is compiled.
         reason: String,
     },
     /// A unit is done.
@@ -43,21 +44,21 @@ pub enum Event {
         unit: String,
         /// The result.
         outcome: Outcome,
-        /// Seconds that it took now.
+        /// The seconds that it took in this build.
         seconds: f64,
-        /// Bytes at its peak.
+        /// Peak memory in bytes.
         peak: u64,
-        /// The compiler's first error, of a unit that failed.
+        /// The compiler's first error, if the unit failed.
         error: Option<String>,
     },
     /// Something that the user should know.
     Noted {
-        /// It.
+        /// The text of the note.
         text: String,
     },
 }
 
-/// The output of the events.
+/// The destination of the events.
 pub(crate) struct Progress {
     file: Option<File>,
 }
@@ -77,14 +78,14 @@ impl Progress {
             && let Ok(mut line) = serde_json::to_string(event)
         {
             line.push('\n');
-            // One write per line: appending is atomic between threads and processes.
+            // Each line is one write, since appending is atomic between threads and processes.
             let _ = file.write_all(line.as_bytes());
         }
         eprintln!("{}", sentence(event));
     }
 }
 
-/// The event in one line.
+/// Describes the event in one line.
 pub fn sentence(event: &Event) -> String {
     match event {
         Event::Planned {

@@ -5,23 +5,23 @@ use serde::{Deserialize, Serialize};
 /// The resources that one kernel uses on one target.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kernel {
-    /// The name that the linker knows.
+    /// The mangled name, which the linker knows.
     pub symbol: String,
-    /// The name that its author wrote.
+    /// The name in the source.
     pub name: String,
-    /// The target, as ptxas spells it: `sm_90a`.
+    /// The target as ptxas spells it, such as `sm_90a`.
     pub target: String,
     /// Registers per thread.
     pub registers: u32,
     /// Stack bytes per thread.
     pub stack: u32,
-    /// Stored to local memory for want of registers, in bytes per thread.
+    /// Bytes per thread stored to local memory because registers are short.
     pub spill_stores: u32,
-    /// Loaded from there.
+    /// Bytes per thread loaded from local memory for the same reason.
     pub spill_loads: u32,
     /// Static shared memory per block, in bytes. Dynamic shared memory is not included.
     pub shared: u32,
-    /// Constant bank 0: the parameters, in bytes. Not printed by every release.
+    /// Bytes of constant bank 0, which holds the parameters. Some releases do not print it.
     pub constant: u32,
     /// Named barriers per block.
     pub barriers: u32,
@@ -43,9 +43,9 @@ pub(crate) fn parse(log: &str) -> Vec<Kernel> {
 struct Reading {
     kernels: Vec<Kernel>,
     /// The function whose properties come next. Functions that were not inlined have properties,
-    /// too; only those of the kernel that is being compiled are counted.
+    /// too. Only those of the kernel that is being compiled count.
     function: String,
-    /// Warnings, and the symbols of their kernels, which were not read yet.
+    /// Warnings about kernels that were not read yet, with the kernels' symbols.
     waiting: Vec<(String, String)>,
 }
 
@@ -64,7 +64,7 @@ impl Reading {
         } else if let Some(rest) = text.strip_prefix("Function properties for ") {
             self.function = rest.trim().to_owned();
         } else if let Some(rest) = text.strip_prefix("Used ") {
-            // Printed once per kernel, after the properties of all functions in it.
+            // This is printed once per kernel, after the properties of all functions in it.
             if let Some(kernel) = self.kernels.last_mut() {
                 resources(rest, kernel);
             }
@@ -73,7 +73,7 @@ impl Reading {
         }
     }
 
-    /// `'symbol' for 'sm_90a'`
+    /// Begins a kernel. The text is like `'symbol' for 'sm_90a'`.
     fn begin(&mut self, text: &str) {
         let mut quoted = text.split('\'');
         let symbol = quoted.nth(1).unwrap_or_default().to_owned();
@@ -94,7 +94,7 @@ impl Reading {
         });
     }
 
-    /// It may stand before or after the kernel that it names.
+    /// Reads a warning. It may come before or after the kernel that it names.
     fn warning(&mut self, text: &str) {
         let named = text.split('\'').nth(1).unwrap_or_default();
         let mut latest_first = self.kernels.iter_mut().rev();
@@ -105,9 +105,9 @@ impl Reading {
     }
 }
 
-/// `0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads`, and `24 registers, used 1
-/// barriers, 1024 bytes smem, 400 bytes cmem[0]`; older releases leave out `used` before the
-/// barriers and print `1024+16 bytes smem`.
+/// Reads a line of resources. It is like `0 bytes stack frame, 0 bytes spill stores, 0 bytes spill
+/// loads` or `24 registers, used 1 barriers, 1024 bytes smem, 400 bytes cmem[0]`. Older releases
+/// leave out `used` before the barriers and print `1024+16 bytes smem`.
 fn resources(text: &str, kernel: &mut Kernel) {
     for part in text.split(',') {
         let part = part.trim().trim_start_matches("used ");

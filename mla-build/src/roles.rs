@@ -1,10 +1,10 @@
-//! Names for folders that do not depend on where they lie.
+//! Names for folders that do not depend on their paths.
 //!
-//! The cache is shared by checkouts and machines, so nothing in it may hang on an absolute path. A
-//! dependency is known by the role of the folder that holds it (the package, the CUDA headers,
-//! CUTLASS, the second include root) and its path within; only what lies in none of them, the
-//! system's own headers, keeps its absolute path. Content is always hashed: a role says where to
-//! look, never what to expect.
+//! The cache is shared by checkouts and machines, so nothing in it may depend on an absolute path.
+//! A dependency is named by the role of its folder (the package, the CUDA headers, CUTLASS, the
+//! second include root) and its path in that folder. Only files in none of these folders, the
+//! system's own headers, keep their absolute paths. Content is always hashed: a role says only
+//! where a file lies.
 
 use std::{
     collections::HashMap,
@@ -17,19 +17,19 @@ use serde::{Deserialize, Serialize};
 /// The role of the package's own folder.
 pub(crate) const PACKAGE: &str = "package";
 
-/// The prefix of the roles of include roots elsewhere; a number follows.
+/// The prefix of the roles of include roots outside the package. A number follows.
 pub(crate) const ADDED: &str = "include ";
 
-/// A file by the role of its folder.
+/// A file named by the role of its folder.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct RolePath {
-    /// Empty for a file that belongs to no role; then `path` is absolute.
+    /// The role, or an empty text for a file in none of the folders. `path` is then absolute.
     pub(crate) role: String,
     pub(crate) path: String,
 }
 
 impl RolePath {
-    /// True if it lies in the package or in an include root that its script adds.
+    /// True if the file lies in the package or in an include root that the build script adds.
     pub(crate) fn is_of_the_script(&self) -> bool {
         self.role == PACKAGE || self.role.starts_with(ADDED)
     }
@@ -38,13 +38,14 @@ impl RolePath {
 /// The folders of one build.
 #[derive(Debug)]
 pub(crate) struct Roles {
-    /// Role, folder as given, and the folder that its links lead to.
+    /// For each folder: its role, the given path, and the path without links.
     folders: Vec<(String, PathBuf, PathBuf)>,
     parents: Mutex<HashMap<PathBuf, PathBuf>>,
 }
 
 impl Roles {
-    /// Folders are absolute. If one lies within another, the more deeply nested comes first.
+    /// Makes the roles of absolute folders. If one lies within another, the more deeply nested
+    /// comes first.
     pub(crate) fn new(folders: impl IntoIterator<Item = (String, PathBuf)>) -> Self {
         let mut folders: Vec<_> = folders
             .into_iter()
@@ -64,7 +65,7 @@ impl Roles {
     pub(crate) fn name(&self, path: &Path) -> RolePath {
         let real = self.without_links(path);
         for path in [path, &real] {
-            // A path with `..` in it may only seem to lie in a folder.
+            // A path with `..` may only seem to lie in a folder.
             if path.components().any(|part| part == Component::ParentDir) {
                 continue;
             }
@@ -86,7 +87,8 @@ impl Roles {
         }
     }
 
-    /// The absolute path of a named file; `None` for a role that this build does not have.
+    /// Returns the absolute path of a named file, or `None` for a role that this build does not
+    /// have.
     pub(crate) fn locate(&self, name: &RolePath) -> Option<PathBuf> {
         if name.role.is_empty() {
             return Some(name.path.clone().into());
@@ -97,8 +99,8 @@ impl Roles {
             .map(|(_, folder, _)| folder.join(&name.path))
     }
 
-    /// The path with its folder's links and `..` resolved; the file itself may be a link, and keeps
-    /// its name.
+    /// Resolves links and `..` in the path of a file's folder. The file itself may be a link, and
+    /// keeps its name.
     fn without_links(&self, path: &Path) -> PathBuf {
         let (Some(parent), Some(file)) = (path.parent(), path.file_name()) else {
             return path.to_owned();

@@ -1,9 +1,9 @@
 //! The order of the compilers, and the number that run at once.
 //!
-//! Cargo's jobserver decides how many compilers run: this process owns one token by right, and
-//! every further compiler waits for one of Cargo's. On top of that stands a gate on memory: a unit
-//! starts when its expected peak fits into what the machine has left, or when nothing else runs
-//! here, so that a build on a small machine is slow and not dead.
+//! Cargo's jobserver decides how many compilers run. This process has one token of its own, and
+//! every further compiler waits for one of Cargo's. Memory is a second limit. A unit starts when
+//! its expected peak fits into the memory that is left, or when nothing else runs here. A build on
+//! a small machine is therefore slow, but does not fail.
 
 use std::{
     sync::{OnceLock, mpsc},
@@ -13,37 +13,38 @@ use std::{
 
 use crate::memory;
 
-/// One thing to run.
+/// A job: one thing to run.
 pub(crate) struct Job<T> {
     pub(crate) work: T,
-    /// Bytes that it is expected to need at its peak.
+    /// The bytes that it is expected to need at its peak.
     pub(crate) memory: u64,
-    /// The folder of its source if `memory` is a default: a job of the same folder that needed more
-    /// raises it.
+    /// The folder of its source, if `memory` is a default. A job of the same folder that needed
+    /// more raises `memory`.
     pub(crate) kin: Option<String>,
-    /// Seconds that it is expected to take; the longest goes first, so that none is left over
-    /// alone.
+    /// The seconds that it is expected to take. The longest job starts first, so that it does not
+    /// run alone at the end.
     pub(crate) seconds: f64,
 }
 
-/// The sources of the limits.
+/// The sources of the limits on jobs.
 pub(crate) struct Limits {
     /// The build's jobserver.
     pub(crate) jobserver: jobserver::Client,
-    /// Bytes available now.
+    /// Returns the bytes that are available now.
     pub(crate) available: fn() -> Option<u64>,
 }
 
 impl Limits {
-    /// Cargo's jobserver where this process was started by Cargo, otherwise one of `jobs` tokens.
+    /// Uses Cargo's jobserver if Cargo started this process, and otherwise makes one of `jobs`
+    /// tokens.
     pub(crate) fn new(jobs: Option<usize>) -> std::io::Result<Self> {
-        // Once for all libraries of a build script: the descriptors can be taken over once.
+        // The descriptors can be taken over once, so all libraries of a build script share them.
         static INHERITED: OnceLock<Option<jobserver::Client>> = OnceLock::new();
         let inherited = match jobs {
             Some(_) => None,
-            // SAFETY: the descriptors that the environment names were opened by Cargo for this
-            // process, and nothing else in this crate takes or closes them; it is called before any
-            // file of the first build is opened that could have taken their numbers.
+            // SAFETY: Cargo opened the descriptors that the environment names for this process, and
+            // nothing else in this crate takes or closes them. The call comes before any file of
+            // the first build is opened that could have taken their numbers.
             None => (INHERITED.get_or_init(|| unsafe { jobserver::Client::from_env() })).clone(),
         };
         let all = || thread::available_parallelism().map_or(1, usize::from);
@@ -69,7 +70,7 @@ enum Event<R> {
 /// The result of a job.
 pub(crate) struct Done<R> {
     pub(crate) result: R,
-    /// Bytes that it did need at its peak.
+    /// The bytes that it needed at its peak.
     pub(crate) peak: u64,
 }
 
@@ -77,17 +78,17 @@ pub(crate) struct Done<R> {
 struct Queue<'a, T> {
     limits: &'a Limits,
     waiting: Vec<Job<T>>,
-    /// The jobs that were started, by their numbers.
+    /// The jobs that were started, numbered in this order.
     running: Vec<Job<usize>>,
-    /// The memory that was available when nothing ran. The memory that the running jobs may still
-    /// come to need counts against it.
+    /// The memory that was available when nothing ran. The memory that running jobs may still need
+    /// is subtracted from it.
     budget: u64,
     started: usize,
 }
 
 impl<'a, T> Queue<'a, T> {
     fn new(mut waiting: Vec<Job<T>>, limits: &'a Limits) -> Self {
-        // Stable: where nothing is known, the order of the sources stays.
+        // The sort is stable, so jobs of unknown duration stay in the order of the sources.
         waiting.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
         Self {
             limits,
@@ -98,7 +99,7 @@ impl<'a, T> Queue<'a, T> {
         }
     }
 
-    /// The first job, from the longest on, that may start now.
+    /// Returns the first job, from the longest on, that may start now.
     fn next(&self) -> Option<usize> {
         if self.running.is_empty() {
             return (!self.waiting.is_empty()).then_some(0);
@@ -110,7 +111,7 @@ impl<'a, T> Queue<'a, T> {
         self.waiting.iter().position(|job| job.memory <= room)
     }
 
-    /// Takes the job at this place, and numbers it.
+    /// Takes the job at this index, and numbers it.
     fn start(&mut self, at: usize) -> (usize, T) {
         let job = self.waiting.remove(at);
         self.started += 1;
@@ -123,7 +124,7 @@ impl<'a, T> Queue<'a, T> {
         (self.started, job.work)
     }
 
-    /// Ends a job. It raises the estimated memory of those, waiting and running, that have the same
+    /// Ends a job, and raises the estimated memory of all jobs, waiting and running, of the same
     /// kin.
     fn end(&mut self, number: usize, peak: u64) {
         let at = self.running.iter().position(|job| job.work == number);
@@ -148,8 +149,8 @@ impl<'a, T> Queue<'a, T> {
     }
 }
 
-/// The tokens that no job holds: the one that this process has by right, and one of the
-/// jobserver's, which goes back when it is dropped.
+/// Tokens that no job holds: this process's own one, and one of the jobserver's, which is returned
+/// when it is dropped.
 struct Tokens {
     helper: jobserver::HelperThread,
     own_is_free: bool,
@@ -158,7 +159,8 @@ struct Tokens {
 }
 
 impl Tokens {
-    /// A token, `None` in it if it is the own one; without one, the jobserver is asked for it.
+    /// Takes a token, with `None` in it for this process's own. If there is none, asks the
+    /// jobserver for one.
     fn take(&mut self) -> Option<Option<jobserver::Acquired>> {
         if std::mem::take(&mut self.own_is_free) {
             return Some(None);
@@ -172,7 +174,8 @@ impl Tokens {
 }
 
 /// Runs every job on a thread of its own, and returns the results in the order in which they ended.
-/// Once `is_stopped`, which is asked again and again, no further job starts.
+///
+/// `is_stopped` is polled. Once it returns true, no further job starts.
 pub(crate) fn run<T: Send, R: Send + 'static>(
     jobs: Vec<Job<T>>,
     limits: &Limits,
@@ -187,7 +190,7 @@ pub(crate) fn run<T: Send, R: Send + 'static>(
     let (sender, events) = mpsc::channel();
     let tell = sender.clone();
     let helper = limits.jobserver.clone().into_helper_thread(move |token| {
-        // The receiver is gone only when nothing waits for tokens any more.
+        // The receiver is dropped only when nothing waits for tokens any more.
         let _ = tell.send(Event::Token(token));
     })?;
     let mut tokens = Tokens {
@@ -216,12 +219,12 @@ pub(crate) fn run<T: Send, R: Send + 'static>(
                     });
                 });
             }
-            // A token that nothing here can use, for want of memory, is left to other processes.
+            // A token that cannot be used here, since memory is short, is left to other processes.
             tokens.spare = None;
             if queue.waiting.is_empty() && queue.running.is_empty() {
                 return Ok(());
             }
-            // Memory comes free elsewhere too, so it is looked at again before a job ends.
+            // Other processes may free memory as well, so it is checked again before a job ends.
             match events.recv_timeout(Duration::from_millis(200)) {
                 Ok(Event::Token(token)) => {
                     tokens.is_asked = false;
@@ -253,7 +256,7 @@ mod tests {
         Done { result, peak: 0 }
     }
 
-    /// The maximal number of jobs that ran at once.
+    /// Returns the maximum number of jobs that ran at once.
     fn max_at_once(memory: u64, tokens: usize, available: fn() -> Option<u64>) -> usize {
         let limits = Limits {
             jobserver: jobserver::Client::new(tokens).unwrap(),
@@ -304,8 +307,8 @@ mod tests {
         );
     }
 
-    /// Six jobs that are expected to take 2 and take 10 each: the first two run together, and what
-    /// is then known of their folder keeps the others apart.
+    /// Six jobs are expected to take 2 bytes each, and take 10. The first two run together. After
+    /// that, the raised estimate for their folder keeps the other jobs apart.
     #[test]
     fn a_low_estimate_is_raised_by_the_first_that_ends() {
         let limits = Limits {

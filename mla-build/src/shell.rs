@@ -1,21 +1,22 @@
-//! Paths that survive the shell.
+//! Paths that are safe to pass to a shell.
 //!
-//! nvcc runs its passes through `sh -c`. It puts some paths in double quotes, some in none, and
-//! splits some at commas, so a folder named `$(…)` would run its command. Such a path is refused
-//! here with the reason, or kept from nvcc in another way: the package itself may lie anywhere.
+//! nvcc runs its passes through `sh -c`. It puts some paths in double quotes, leaves others
+//! unquoted, and splits some at commas. A folder named `$(…)` would therefore run its command. This
+//! module refuses such a path with the reason, or finds a way not to give it to nvcc, so the
+//! package itself may have any path.
 
 use std::path::Path;
 
 use crate::Error;
 
-/// The use of a path, with the characters that break nvcc there. Tried with nvcc 13.0.
+/// The use of a path, with the characters that break nvcc there, as tried with nvcc 13.0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
     /// A source, relative to the package.
     Source,
-    /// The file name of one: ptxas and fatbinary take it apart too.
+    /// The file name of a source, which ptxas and fatbinary parse, too.
     SourceName,
-    /// An include root, relative to the package where it lies there.
+    /// An include root, relative to the package if it lies there.
     Include,
     /// The toolkit's folder.
     Toolkit,
@@ -23,12 +24,12 @@ pub(crate) enum Place {
     HostCompiler,
     /// The folder that the passes write to.
     Temporary,
-    /// The package's folder: nvcc asks for the real path of a source.
+    /// The package's folder, since nvcc uses the real path of a source.
     Package,
 }
 
 impl Place {
-    /// The problem of a path in this place, if it has one.
+    /// Returns the problem of a path in this use, if it has one.
     fn problem(self, path: &Path) -> Option<String> {
         let breaking = match self {
             Self::Source => "\"$`\\",
@@ -46,12 +47,12 @@ impl Place {
         Some(format!("a path without {bad:?}"))
     }
 
-    /// True if nvcc can be given the path.
+    /// True if the path can be given to nvcc.
     pub(crate) fn takes(self, path: &Path) -> bool {
         self.problem(path).is_none()
     }
 
-    /// Refuses a path that nvcc cannot be given.
+    /// Refuses a path that cannot be given to nvcc.
     pub(crate) fn check(self, field: &str, path: &Path) -> Result<(), Error> {
         let Some(holds) = self.problem(path) else {
             return Ok(());
@@ -61,7 +62,7 @@ impl Place {
     }
 }
 
-/// Refuses a path that Cargo cannot be told of: its protocol is made of lines of UTF-8.
+/// Refuses a path that Cargo cannot be told, since its protocol consists of lines of UTF-8.
 pub(crate) fn check_for_cargo(field: &str, path: &Path) -> Result<(), Error> {
     if path.to_str().is_some_and(|path| !path.contains('\n')) {
         return Ok(());

@@ -1,18 +1,17 @@
-//! Names that no other library has.
+//! Unique names for the symbols of a library.
 //!
-//! A static library has one space of names with everything else in the program. Two packages that
-//! both have a function `decode` would link, and one would call the other's. Each name that a
-//! library defines is therefore made its own, in all of its objects, where it is defined and where
-//! it is used:
+//! All static libraries of a program share one space of names. If two packages both have a function
+//! `decode`, they link, and one calls the other's. Each name that a library defines is therefore
+//! made unique in all of its objects, in definitions and in uses:
 //!
-//! - a C name gets a prefix of package, version and library, which the bindings hide;
-//! - a C++ name gets the same as a suffix, which demanglers take for that of a clone, and is
-//!   hidden, so that a shared library does not export it either.
+//! - A C name gets a prefix of package, version and library, which the bindings hide.
+//! - A C++ name gets the same as a suffix, which demanglers take for that of a clone. It also
+//!   becomes hidden, so that a shared library does not export it.
 //!
-//! Only the table of names is rewritten. COMDAT groups (inline functions, templates), one copy of
-//! which a linker keeps, are identified by a name too, so they are merged within a library and
-//! never with another's. The names of kernels in the GPU's code are not touched: profilers show the
-//! author's names.
+//! Only the table of names is rewritten. A linker keeps one copy of each COMDAT group (inline
+//! functions, templates). Groups are identified by a name, too, so they are merged within a
+//! library, but never with those of another. The names of kernels in the GPU's code are not
+//! changed: profilers show the author's names.
 
 use std::collections::{HashMap, HashSet};
 
@@ -31,12 +30,12 @@ use crate::{
 pub(crate) struct Tag(String);
 
 impl Tag {
-    /// The tag of a library of a package; the version is left out if the package has none.
+    /// Makes the tag of a library of a package. The version is left out if the package has none.
     pub(crate) fn new(package: &str, version: Option<&str>, library: &str) -> Self {
         let parts = [Some(package), version, Some(library)];
         let parts: Vec<_> = parts.into_iter().flatten().map(identifier).collect();
         let tag = parts.join("_");
-        // A name in C does not begin with a digit.
+        // A name in C must not begin with a digit.
         let mark = if tag.starts_with(|c: char| c.is_ascii_digit()) {
             "_"
         } else {
@@ -49,12 +48,12 @@ impl Tag {
         &self.0
     }
 
-    /// The name under which a C function or variable is linked.
+    /// Returns the name under which a C function or variable is linked.
     pub(crate) fn of_c(&self, name: &str) -> String {
         format!("{}__{name}", self.0)
     }
 
-    /// The line by which Cargo gives the package's code what stands before each name.
+    /// Returns the line by which Cargo passes the prefix of the names to the package's code.
     pub(crate) fn prefix_variable(&self, library: &str) -> String {
         let library = library.to_uppercase().replace('-', "_");
         format!("rustc-env=MLA_BUILD_PREFIX_{library}={}", self.of_c(""))
@@ -78,13 +77,13 @@ fn is_cpp(name: &[u8]) -> bool {
     name.starts_with(b"_Z")
 }
 
-/// An object of a library, by its source.
+/// An object of a library, with its source.
 pub(crate) struct Object<'a> {
     pub(crate) source: &'a str,
     pub(crate) bytes: &'a [u8],
 }
 
-/// The objects of a library with names of its own, in the same order.
+/// Returns the objects of a library with unique names, in the same order.
 pub(crate) fn make_own(objects: &[Object<'_>], tag: &Tag) -> Result<Vec<Vec<u8>>, Error> {
     let tables = objects
         .iter()
@@ -113,7 +112,7 @@ fn unreadable(object: &Object<'_>, problem: &(impl ToString + ?Sized)) -> Error 
     )
 }
 
-/// Refuses two definitions of one name that no linker would choose between.
+/// Refuses two definitions of one name between which no linker would choose.
 fn refuse_duplicates(objects: &[Object<'_>], tables: &[Table<'_>]) -> Result<(), Error> {
     let mut first: HashMap<&[u8], &str> = HashMap::new();
     for (object, table) in objects.iter().zip(tables) {
@@ -137,17 +136,17 @@ fn refuse_duplicates(objects: &[Object<'_>], tables: &[Table<'_>]) -> Result<(),
 pub(crate) struct Undefined {
     /// The declared names that no object defines.
     pub(crate) names: Vec<String>,
-    /// A C++ function of one of these names, and its source.
+    /// A C++ function with one of these names, and its source.
     pub(crate) mangled: Option<(String, String)>,
 }
 
-/// True if a demangled C++ function has this name, in whatever namespace.
+/// True if a demangled C++ function has this name, in any namespace.
 pub(crate) fn is_function(function: &str, name: &str) -> bool {
     let path = function.split('(').next().unwrap_or_default();
     path.rsplit("::").next() == Some(name)
 }
 
-/// The declared C names that no object of the library defines.
+/// Returns the declared C names that no object of the library defines.
 pub(crate) fn undefined<'b>(
     objects: &[Object<'_>],
     declared: impl Iterator<Item = &'b str>,
@@ -171,7 +170,7 @@ pub(crate) fn undefined<'b>(
         (function, (*source).to_owned())
     });
     let is_of = |function: &str| missing.iter().any(|missing| is_function(function, missing));
-    // Nothing is demangled if nothing is missing.
+    // If nothing is missing, nothing is demangled.
     let mut functions = functions.take_while(|_| !missing.is_empty());
     let mangled = functions.find(|(function, _)| is_of(function));
     Ok(Undefined {
@@ -180,9 +179,11 @@ pub(crate) fn undefined<'b>(
     })
 }
 
-/// Refuses two kernels of one name that are not the same. A linker keeps one if they are templates,
-/// whichever source launches it. They are told apart by their resources as ptxas reports them,
-/// which differ in nearly all cases.
+/// Refuses two different kernels of the same name. If they are templates, a linker keeps one for
+/// all sources.
+///
+/// Kernels count as different if their resources differ, as ptxas reports them. This is so in
+/// nearly all cases.
 pub(crate) fn refuse_different_kernels<'a>(
     units: impl Iterator<Item = (&'a str, Vec<Kernel>)>,
 ) -> Result<(), Error> {
@@ -212,22 +213,22 @@ struct Table<'a> {
     endian: Endianness,
     symbols: Vec<Symbol<'a>>,
     strings: &'a [u8],
-    /// The offset of the header of the section of names in the file.
+    /// The offset in the file of the header of the name section.
     strings_header: usize,
 }
 
 struct Symbol<'a> {
     name: &'a [u8],
-    /// Its offset in the file.
+    /// The symbol's offset in the file.
     at: usize,
     is_defined: bool,
-    /// Defined so that there can be no other definition.
+    /// True if no other object may define it.
     is_only: bool,
-    /// Names a group of sections.
+    /// True if it names a group of sections.
     is_signature: bool,
 }
 
-/// Places within a symbol and a section's header of ELF.
+/// Offsets within an ELF symbol and an ELF section header.
 mod place {
     pub(super) const SYMBOL_NAME: usize = 0;
     pub(super) const SYMBOL_OTHER: usize = 5;
@@ -284,7 +285,8 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// The object with a new table of names at its end; `None` if that would be too long.
+    /// Returns the object with a new table of names at its end, or `None` if that would be too
+    /// long.
     fn renamed(&self, bytes: &[u8], defined: &HashSet<&[u8]>, tag: &Tag) -> Option<Vec<u8>> {
         let mut renamed = bytes.to_vec();
         if self.symbols.is_empty() {

@@ -4,35 +4,36 @@ use std::{fmt, str::FromStr};
 
 use crate::version::Version;
 
-/// A target under nvcc's own name: `sm_90a`, `sm_100f`, `compute_80`.
+/// A target under nvcc's own name, such as `sm_90a`, `sm_100f` or `compute_80`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Target {
     code: Code,
-    /// The compute capability as nvcc writes it: 90 is 9.0, 103 is 10.3.
+    /// The compute capability as nvcc writes it: 90 is 9.0 and 103 is 10.3.
     number: u32,
     variant: Variant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Code {
-    /// Machine code, which runs on its own capability and later minor ones.
+    /// Machine code, which runs on its own capability and on later minor versions.
     Real,
     /// PTX, which the driver compiles for any later capability.
     Ptx,
 }
 
-/// The instructions that a target has beyond the common ones. They decide which other GPUs run its
-/// code.
+/// The instructions that a target has beyond the common ones. They decide which other GPUs can run
+/// its code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Variant {
     Plain,
-    /// `a`: all instructions of this capability, and no other runs it.
+    /// `a`: all instructions of this capability. No other capability runs the code.
     Exact,
-    /// `f`: those that this capability shares with later minor ones.
+    /// `f`: the instructions that this capability shares with later minor versions.
     Family,
 }
 
-/// A capability, and the first CUDA that has it plain, with `a` and with `f`; 0.0 if none has.
+/// A capability, and the first CUDA release that supports it without suffix, with `a` and with `f`
+/// (0.0 if none does).
 type Known = (u32, [(u32, u32); 3]);
 
 /// The known architectures, from the release notes of CUDA and `nvcc --list-gpu-code`.
@@ -53,15 +54,15 @@ const KNOWN: &[Known] = &[
 
 const NONE: (u32, u32) = (0, 0);
 
-/// The first CUDA that has a capability in a variant.
+/// Returns the first CUDA release that supports a capability in a variant.
 fn since(known: &Known, variant: Variant) -> Option<Version> {
     let (major, minor) = known.1[variant as usize];
     ((major, minor) != NONE).then_some(Version { major, minor })
 }
 
 impl Target {
-    /// The value of `-gencode` that adds this target and nothing else, from PTX of its own
-    /// architecture or of the given target.
+    /// Returns the value of `-gencode` that adds only this target, from PTX of its own architecture
+    /// or of the given target.
     pub(crate) fn gencode(self, ptx: Option<Self>) -> String {
         let Self {
             number, variant, ..
@@ -69,21 +70,21 @@ impl Target {
         format!("arch=compute_{number}{},code={self}", variant.suffix())
     }
 
-    /// True if PTX of this target can be compiled for the other. PTX that uses instructions of one
+    /// True if PTX of this target can be compiled for `other`. PTX that uses instructions of one
     /// capability, or of a few, cannot be compiled for others.
     pub(crate) fn serves(self, other: Self) -> bool {
         let plain = |target: Self| target.variant == Variant::Plain;
         self.is_ptx() && plain(self) && plain(other) && self.number <= other.number
     }
 
-    /// The first CUDA whose nvcc has it.
+    /// Returns the first CUDA release whose nvcc has this target.
     pub(crate) fn needs_toolkit(self) -> Version {
         let known = KNOWN.iter().find(|known| known.0 == self.number);
         let since = known.and_then(|known| since(known, self.variant));
         since.unwrap_or(Version { major: 0, minor: 0 })
     }
 
-    /// The first release of CUTLASS whose headers know its instructions.
+    /// Returns the first release of CUTLASS whose headers know its instructions.
     pub(crate) fn needs_cutlass(self) -> Version {
         let (major, minor) = match self.number {
             120.. => (3, 9),
@@ -97,14 +98,14 @@ impl Target {
         self.code == Code::Ptx
     }
 
-    /// The number in its name.
+    /// Returns the number in its name.
     pub(crate) fn number(self) -> u32 {
         self.number
     }
 
     /// True if `other` is never chosen when both targets are in one object.
     fn makes_useless(self, other: Self) -> bool {
-        // There is no 9.1 that the plain 9.0 could serve beside the exact one.
+        // There is no 9.1 for which plain 9.0 would be needed beside 9.0a.
         self.number == other.number
             && [self.code, other.code] == [Code::Real; 2]
             && other.variant == Variant::Plain
@@ -113,7 +114,7 @@ impl Target {
     }
 }
 
-/// The targets without repetitions.
+/// Returns the targets without repetitions.
 pub(crate) fn unique(targets: impl IntoIterator<Item = Target>) -> Vec<Target> {
     let mut all: Vec<Target> = Vec::new();
     for target in targets {
@@ -124,19 +125,19 @@ pub(crate) fn unique(targets: impl IntoIterator<Item = Target>) -> Vec<Target> {
     all
 }
 
-/// The targets without repetitions, and without those that another makes useless.
+/// Returns the targets without repetitions, and without those that another makes useless.
 pub(crate) fn distinct(targets: impl IntoIterator<Item = Target>) -> Vec<Target> {
     let all = unique(targets);
     let kept = |target: &Target| !all.iter().any(|other| other.makes_useless(*target));
     all.iter().copied().filter(kept).collect()
 }
 
-/// The names of targets.
+/// Returns the names of targets.
 pub(crate) fn names(targets: &[Target]) -> Vec<String> {
     targets.iter().map(ToString::to_string).collect()
 }
 
-/// Every name that is accepted, for messages.
+/// Returns all accepted names, for messages.
 pub(crate) fn accepted() -> String {
     let variants = [Variant::Plain, Variant::Exact, Variant::Family];
     let names = KNOWN.iter().flat_map(|known| {
@@ -172,7 +173,7 @@ impl fmt::Display for Target {
 impl FromStr for Target {
     type Err = ();
 
-    /// [`accepted`] says which texts are targets.
+    /// Parses a target. [`accepted`] says which texts are targets.
     fn from_str(text: &str) -> Result<Self, ()> {
         let (code, rest) = match text.split_once('_').ok_or(())? {
             ("sm", rest) => (Code::Real, rest),

@@ -1,4 +1,4 @@
-//! Translation units: which sources there are, and for which targets each is compiled.
+//! Translation units: the sources, and the targets for which each is compiled.
 
 use std::{
     collections::BTreeSet,
@@ -19,16 +19,16 @@ use crate::{
 /// A source and the targets that it is compiled for, into one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unit {
-    /// Relative to the package, with `/` between its parts.
+    /// The path relative to the package, with `/` between its parts.
     pub(crate) source: String,
     pub(crate) language: Language,
-    /// Empty for C++.
+    /// The targets, none for C++.
     pub(crate) targets: Vec<Target>,
-    /// PTX that the code for later targets is made from, in place of each one's own.
+    /// PTX from which the code for later targets is made, in place of each target's own PTX.
     pub(crate) ptx: Vec<Target>,
-    /// Flags and macros of this source alone.
+    /// Flags and macros for this source alone.
     pub(crate) flags: Vec<String>,
-    /// Bytes that the build script says its compilation needs.
+    /// The bytes of memory that its compilation needs, as the build script says.
     pub(crate) memory: Option<u64>,
 }
 
@@ -68,12 +68,12 @@ pub(crate) enum SettingValue {
     Define(String),
     /// The name of a target.
     Ptx(String),
-    /// Bytes.
+    /// Bytes of memory.
     Memory(u64),
 }
 
 impl SettingValue {
-    /// The setter of `Kernels` that says it.
+    /// Returns the setter of `Kernels` for this setting.
     pub(crate) fn setter(&self) -> &'static str {
         match self {
             Self::Flag(_) => "flag_for",
@@ -85,14 +85,14 @@ impl SettingValue {
 }
 
 impl Unit {
-    /// A file name for what is made of it, of the name of its source and of its whole path.
+    /// Returns a file name for the unit's products, from the name of its source and its whole path.
     pub(crate) fn file_stem(&self) -> String {
         let stem = Path::new(&self.source).file_stem().unwrap_or_default();
         let hash = blake3::hash(self.source.as_bytes()).to_hex();
         format!("{}-{}", stem.to_string_lossy(), &hash[..8])
     }
 
-    /// The value of `-gencode` for each target, each from the latest PTX that serves it.
+    /// Returns the value of `-gencode` for each target, from the latest PTX that serves it.
     pub(crate) fn gencodes(&self) -> impl Iterator<Item = String> {
         self.targets.iter().map(|&target| {
             let serve = self.ptx.iter().copied().filter(|ptx| ptx.serves(target));
@@ -100,7 +100,7 @@ impl Unit {
         })
     }
 
-    /// The same unit for each of its targets alone.
+    /// Splits the unit into one for each of its targets.
     pub(crate) fn apart(&self) -> impl Iterator<Item = Self> {
         self.targets.iter().map(|&target| Self {
             targets: vec![target],
@@ -108,7 +108,7 @@ impl Unit {
         })
     }
 
-    /// The names of its targets.
+    /// Returns the names of its targets.
     pub(crate) fn targets(&self) -> Vec<String> {
         target::names(&self.targets)
     }
@@ -124,7 +124,7 @@ impl fmt::Display for Unit {
     }
 }
 
-/// The units of the globs, in the order of their paths.
+/// Returns the units of the globs, in the order of their paths.
 pub(crate) fn discover(
     root: &Path,
     globs: &[String],
@@ -148,7 +148,8 @@ pub(crate) fn discover(
             (Language::Cuda, None) => &families.of_all,
             (Language::Cuda, Some(family)) => family.compiled(),
         };
-        // Code for the host alone belongs to every build, or to a family's.
+        // Sources for the host alone belong to every build, unless they are in the folder of a
+        // family that is off.
         if family.is_none_or(|family| family.enabled) {
             units.push(Unit {
                 source: source.clone(),
@@ -181,8 +182,8 @@ pub(crate) fn discover(
     Ok(units)
 }
 
-/// The families that have CUDA sources, turned on or not, and `None` for sources in no family's
-/// folder.
+/// Returns the families that have CUDA sources, turned on or not, with `None` for sources in no
+/// family's folder.
 pub(crate) fn folders<'a>(
     root: &Path,
     globs: &[String],
@@ -199,7 +200,7 @@ pub(crate) fn folders<'a>(
     Ok(folders)
 }
 
-/// The names of families that have CUDA sources, and are off.
+/// Returns the names of families that have CUDA sources and are off.
 pub(crate) fn off(
     root: &Path,
     globs: &[String],
@@ -211,8 +212,8 @@ pub(crate) fn off(
     Ok(off.map(|family| family.name.clone()).collect())
 }
 
-/// Gives units what is said of their sources. A glob that matches no source, of whatever family, is
-/// a mistake.
+/// Applies the settings for sources to their units. A glob that matches no source of any family is
+/// an error.
 fn apply_settings(
     units: &mut [Unit],
     sources: &BTreeSet<String>,
@@ -239,7 +240,7 @@ fn apply_settings(
     Ok(())
 }
 
-/// The PTX of that name, which later targets can be made from.
+/// Parses the name of PTX from which code for later targets can be made.
 fn ptx(name: &str) -> Result<Target, Error> {
     let parsed = name.parse().ok().filter(|ptx: &Target| ptx.serves(*ptx));
     parsed.ok_or_else(|| {
@@ -248,7 +249,7 @@ fn ptx(name: &str) -> Result<Target, Error> {
     })
 }
 
-/// A glob over paths relative to the package.
+/// Compiles a glob for paths relative to the package.
 pub(crate) fn matcher(field: &str, glob: &str) -> Result<GlobMatcher, Error> {
     GlobBuilder::new(glob)
         .literal_separator(true)
@@ -257,11 +258,11 @@ pub(crate) fn matcher(field: &str, glob: &str) -> Result<GlobMatcher, Error> {
         .map_err(|error| Error::setting(field, glob, format!("a glob ({})", error.kind())))
 }
 
-/// A glob as one relative to the package in `root`. An absolute one must lie there.
+/// Makes a glob relative to the package in `root`. An absolute glob must lie there.
 pub(crate) fn relative_glob(root: &Path, field: &str, glob: &str) -> Result<String, Error> {
     let path = Path::new(glob);
     let relative = if path.is_absolute() {
-        // `root` has no links left, and the glob may have some.
+        // `root` has its links resolved, and the glob may have links.
         let given = fixed_part(glob);
         let real = given.canonicalize().unwrap_or_else(|_| given.clone());
         let inside = real.strip_prefix(root).ok();
@@ -281,8 +282,8 @@ pub(crate) fn relative_glob(root: &Path, field: &str, glob: &str) -> Result<Stri
     Ok(relative.to_string_lossy().into_owned())
 }
 
-/// One sentence for each folder of CUDA sources that is in no family's folder and not in `all`: a
-/// folder called `hopper` may have been meant as a family's.
+/// Returns one sentence for each folder of CUDA sources that is in no family's folder and not in
+/// `all`. A folder called `hopper`, for example, may have been meant as a family's.
 pub(crate) fn unnamed_folders(
     globs: &[String],
     units: &[Unit],
@@ -318,14 +319,14 @@ pub(crate) fn unnamed_folders(
 }
 
 /// True if a folder is a target folder of Cargo's. Cargo marks those that it made with
-/// CACHEDIR.TAG, and keeps the second of these files in all of them.
+/// CACHEDIR.TAG, and keeps `.rustc_info.json` in all of them.
 pub(crate) fn is_target_folder(folder: &Path) -> bool {
     ["CACHEDIR.TAG", ".rustc_info.json"]
         .iter()
         .any(|file| folder.join(file).is_file())
 }
 
-/// The sources of the globs, whatever their families.
+/// Returns the sources of the globs, of all families.
 fn find(root: &Path, globs: &[String]) -> Result<BTreeSet<String>, Error> {
     let mut sources = BTreeSet::new();
     for glob in globs {
@@ -334,12 +335,13 @@ fn find(root: &Path, globs: &[String]) -> Result<BTreeSet<String>, Error> {
         let walk = walkdir::WalkDir::new(&base)
             .follow_links(true)
             .into_iter()
-            // A target folder below the sources holds copies and what other builds generated.
+            // A target folder below the sources holds copies, and files that other builds
+            // generated.
             .filter_entry(|entry| entry.depth() == 0 || !is_target_folder(entry.path()));
         for entry in walk {
             let entry = match entry {
                 Ok(entry) => entry,
-                // A folder that does not exist matches nothing, and that is an error of its own.
+                // A folder that does not exist matches nothing, which is refused elsewhere.
                 Err(error) if (error.io_error()).is_some_and(|it| it.kind() == NotFound) => {
                     continue;
                 }
@@ -359,7 +361,7 @@ fn find(root: &Path, globs: &[String]) -> Result<BTreeSet<String>, Error> {
     Ok(sources)
 }
 
-/// The folders of a glob before its first wildcard.
+/// Returns the folders of a glob before its first wildcard.
 pub(crate) fn fixed_part(glob: &str) -> PathBuf {
     let path = Path::new(glob);
     let is_wild = |part: &Component<'_>| {
@@ -373,9 +375,9 @@ pub(crate) fn fixed_part(glob: &str) -> PathBuf {
     }
 }
 
-/// The family that the folders of a source name. `None` if the source is compiled for the targets
-/// of all families: it lies in `all`, or in no folder with a family's name. `common` is for
-/// headers.
+/// Returns the family that the folders of a source name, or `None` if the source is compiled for
+/// the targets of all families. Such a source lies in `all`, or in no folder with a family's name.
+/// `common` is only for headers.
 fn of_path<'a>(source: &Path, families: &'a Families) -> Result<Option<&'a Declared>, Error> {
     let folders = source.parent().into_iter().flat_map(Path::components);
     for part in folders {

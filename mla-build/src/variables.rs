@@ -1,5 +1,5 @@
-//! The environment variables by which a user changes a build. The variables of the toolkit's search
-//! and of the compilers are listed beside the code that reads them.
+//! The environment variables by which a user changes a build. Those of the toolkit's search and of
+//! the compilers are listed beside the code that reads them.
 
 use std::{
     env,
@@ -18,28 +18,28 @@ pub(crate) const DOCUMENTATION: &str = "DOCS_RS";
 /// Names folders of objects that were compiled before, or refuses those of the package.
 pub(crate) const PREBUILT: &str = "MLA_BUILD_PREBUILT";
 
-/// Names a folder to add a build's objects to.
+/// Names a folder that a build adds its objects to.
 pub(crate) const EXPORT: &str = "MLA_BUILD_EXPORT";
 
-/// Names a folder for GPU code as files of its own.
+/// Names a folder for GPU code as separate files.
 pub(crate) const CODE: &str = "MLA_BUILD_CODE";
 
-/// Asks for the lines of sources in objects, for profilers.
+/// Asks for line numbers of sources in objects, for profilers.
 pub(crate) const LINE_INFO: &str = "MLA_BUILD_LINE_INFO";
 
 /// Names the file that clangd reads.
 pub(crate) const COMPILE_COMMANDS: &str = "MLA_BUILD_COMPILE_COMMANDS";
 
-/// The cache's folder.
+/// Names the cache's folder.
 pub(crate) const CACHE: &str = "MLA_BUILD_CACHE";
 
-/// The cache's bound.
+/// Sets the cache's maximum size.
 pub(crate) const CACHE_SIZE: &str = "MLA_BUILD_CACHE_SIZE";
 
-/// Names the file that is told what happens.
+/// Names the file that events are written to.
 pub(crate) const PROGRESS: &str = "MLA_BUILD_PROGRESS";
 
-/// All of them: a change of one asks for another build.
+/// All variables. A changed one causes a new build.
 pub(crate) const ALL: &[&str] = &[
     ONLY,
     DOCUMENTATION,
@@ -56,13 +56,13 @@ pub(crate) const ALL: &[&str] = &[
 /// Variables that name a folder or file for all packages of a build.
 const PATHS: &[&str] = &[CACHE, EXPORT, CODE, PROGRESS, "MLA_TOOLKIT", "MLA_WHEELS"];
 
-/// The prefix of every variable of this crate's own.
+/// The prefix of all variables of this crate.
 const OWN: &str = "MLA_BUILD_";
 
-/// The beginnings of names among which a misspelt one is looked for.
+/// Prefixes of names that are checked for misspellings.
 const CHECKED: &[&str] = &["MLA_", "NVCC", "CUDA_", "CUTLASS_", "LIBCLANG_"];
 
-/// Variables by which other build systems are told the same, and what this one reads.
+/// Variables of other build systems, and the ones that this build reads instead.
 const FOREIGN: &[(&str, &str)] = &[
     ("CUDACXX", "NVCC"),
     ("CUDAFLAGS", "NVCC_APPEND_FLAGS"),
@@ -73,13 +73,13 @@ const FOREIGN: &[(&str, &str)] = &[
     ("CUDAToolkit_ROOT", "CUDA_HOME"),
 ];
 
-/// The value of a variable that is set and not empty.
+/// Returns the value of a variable that is set and not empty.
 pub(crate) fn set(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// Refuses a relative path: a build script runs in its package's folder, so each package would take
-/// another.
+/// Refuses a relative path. A build script runs in its package's folder, so the path would mean
+/// another folder for each package.
 pub(crate) fn check_absolute(name: &str, value: &OsStr) -> Result<(), Error> {
     if Path::new(value).is_absolute() {
         return Ok(());
@@ -87,11 +87,11 @@ pub(crate) fn check_absolute(name: &str, value: &OsStr) -> Result<(), Error> {
     Err(Error::setting(name, value, ABSOLUTE))
 }
 
-/// Accepted in place of a relative path.
+/// Description of the accepted values, if a path is relative.
 pub(crate) const ABSOLUTE: &str =
     "an absolute path (a shell replaces ~ only at the start of a word, outside of quotes)";
 
-/// Refuses relative paths in the variables that name one for all packages, and in `more`.
+/// Refuses relative paths in the variables that hold a path for all packages, and in `more`.
 pub(crate) fn check_paths(more: &[String]) -> Result<(), Error> {
     let names = PATHS.iter().copied().chain(more.iter().map(String::as_str));
     for name in names {
@@ -102,7 +102,7 @@ pub(crate) fn check_paths(more: &[String]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Reads a switch: 1 is true; 0, empty and unset are false.
+/// Reads a switch: 1 is true, and 0, empty and unset are false.
 pub(crate) fn is_on(name: &str) -> Result<bool, Error> {
     let value = env::var(name).unwrap_or_default();
     match value.trim() {
@@ -112,7 +112,7 @@ pub(crate) fn is_on(name: &str) -> Result<bool, Error> {
     }
 }
 
-/// A variable that is set and that nothing reads, with a sentence for the user.
+/// A variable that is set but not read, with a sentence for the user.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unread {
     pub(crate) name: String,
@@ -121,10 +121,10 @@ pub(crate) struct Unread {
     pub(crate) is_misspelt: bool,
 }
 
-/// The names among `given` that are nearly those of `known` variables, that only this crate's have,
-/// or by which other build systems are told.
+/// Returns the names among `given` that this build does not read, although they look as if it did.
+/// They nearly equal `known` ones, have this crate's prefix, or belong to other build systems.
 pub(crate) fn unread(given: impl Iterator<Item = String>, known: &[String]) -> Vec<Unread> {
-    // Variables of the package's code.
+    // Variables that the build sets for the package's code.
     let is_told = |name: &str| {
         ["COMPILED", "PREFIX_"]
             .iter()
@@ -155,7 +155,7 @@ pub(crate) fn unread(given: impl Iterator<Item = String>, known: &[String]) -> V
     found
 }
 
-/// This crate's own variables; of those with targets, if `name` is like one.
+/// Lists this crate's own variables. Those with targets are included only if `name` resembles one.
 fn own(known: &[String], name: &str) -> String {
     const TARGETS: &str = "MLA_BUILD_TARGETS_";
     let is_like = |known: &&String| {
@@ -165,7 +165,7 @@ fn own(known: &[String], name: &str) -> String {
     names.join(", ")
 }
 
-/// The known name that differs by at most two letters.
+/// Returns the known name that differs by at most two letters.
 fn nearest<'a>(name: &str, known: &'a [String]) -> Option<&'a str> {
     let near = known
         .iter()

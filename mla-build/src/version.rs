@@ -1,13 +1,13 @@
-//! A release of CUDA, as `nvcc --version` tells it, or of CUTLASS.
+//! A release of CUDA or CUTLASS.
 
 use std::fmt;
 
-/// A release of CUDA or CUTLASS: 13.0, 12.8.
+/// A release of CUDA or CUTLASS, such as 13.0 or 12.8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version {
-    /// Before the dot.
+    /// The number before the dot.
     pub major: u32,
-    /// After it.
+    /// The number after the dot.
     pub minor: u32,
 }
 
@@ -17,7 +17,7 @@ impl Version {
         Self::from_start(text.split("release ").nth(1)?)
     }
 
-    /// Reads the two leading numbers of a version: 4.2 of "4.2.0".
+    /// Reads the first two numbers of a version, such as 4.2 of "4.2.0".
     pub(crate) fn from_start(text: &str) -> Option<Self> {
         let (major, rest) = text.split_once('.')?;
         let digits = rest

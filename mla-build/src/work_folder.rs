@@ -1,9 +1,9 @@
 //! The folder in which compilers work, and the process that ends them when the build is killed.
 //!
-//! A build that dies of SIGKILL can clean up nothing. All its compilers, with everything that they
-//! start, therefore share the process group of a *watcher*: a shell that reads a pipe whose other
-//! end only the build holds. The system closes that end however the build dies, and the watcher
-//! then ends the group and removes the folder in which the compilers work.
+//! A build that dies of SIGKILL cannot clean up. All its compilers and their subprocesses therefore
+//! share the process group of a *watcher*. It is a shell that reads a pipe, and only the build
+//! holds the other end. The system closes that end whenever the build dies. The watcher then ends
+//! the group and removes the folder in which the compilers work.
 
 use std::{
     fs,
@@ -15,18 +15,18 @@ use std::{
 
 use crate::{Error, process, shell::Place};
 
-/// Reads until the build says that it has ended, or has ended without a word. It ignores the
-/// signals that it sends to its own group first.
+/// Reads until the build announces its end or dies. The shell first ignores the signals that it
+/// will send to its own group.
 const WATCHER: &str = "trap '' HUP INT TERM\n\
                        read -r _ && exit\n\
                        kill -TERM 0\n\
                        rm -rf -- \"$1\"\n\
                        kill -KILL 0\n";
 
-/// The names of folders in which compilers work; what a machine's crash left is known by it.
+/// The prefix of folders in which compilers work. It identifies those that a crash left.
 const PREFIX: &str = "nvcc-";
 
-/// The folder of a build's compilers, and the group of their processes.
+/// The folder of a build's compilers, and their process group.
 #[derive(Debug)]
 pub(crate) struct WorkFolder {
     folder: tempfile::TempDir,
@@ -34,7 +34,7 @@ pub(crate) struct WorkFolder {
 }
 
 impl WorkFolder {
-    /// Opens a work_folder in `out_dir`, or in the system's folder for temporary files if nvcc
+    /// Opens a work folder in `out_dir`, or in the system's folder for temporary files if nvcc
     /// cannot be given that path.
     pub(crate) fn open(out_dir: &Path) -> Result<Self, Error> {
         let system = std::env::temp_dir();
@@ -69,8 +69,8 @@ impl WorkFolder {
         self.folder.path()
     }
 
-    /// A new folder in it, for one compilation. The remains of an earlier one of the same unit are
-    /// removed first.
+    /// Makes a new folder in it for one compilation. Remains of an earlier compilation of the same
+    /// unit are removed first.
     pub(crate) fn folder(&self, name: &str) -> Result<PathBuf, Error> {
         let path = self.path().join(name);
         if path.is_dir() {
@@ -83,7 +83,7 @@ impl WorkFolder {
     /// Ends the compilers that run now. The watcher ignores the signal.
     pub(crate) fn stop(&self) {
         let group = rustix::process::Pid::from_child(&self.watcher);
-        // A group without a process is one whose compilers have ended.
+        // If the group has no process, the compilers have ended.
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::TERM);
     }
 
@@ -95,7 +95,7 @@ impl WorkFolder {
 
 impl Drop for WorkFolder {
     fn drop(&mut self) {
-        // A watcher that is gone already has nothing to be told.
+        // A watcher that has already ended need not be told.
         if let Some(mut pipe) = self.watcher.stdin.take() {
             let _ = pipe.write_all(b"ended\n");
         }
@@ -103,7 +103,7 @@ impl Drop for WorkFolder {
     }
 }
 
-/// Removes what a build left in its own output folder when the whole machine went down.
+/// Removes what a build left in its output folder when the machine crashed.
 fn remove_left_over(out_dir: &Path) {
     for entry in fs::read_dir(out_dir).into_iter().flatten().flatten() {
         if entry
@@ -111,16 +111,16 @@ fn remove_left_over(out_dir: &Path) {
             .as_encoded_bytes()
             .starts_with(PREFIX.as_bytes())
         {
-            // One that stays does no harm.
+            // A folder that cannot be removed does no harm.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// Asks the system to end this process when the one that started it dies: a build script without
-/// its Cargo is of no use.
+/// Asks the system to end this process when its parent dies, since a build script without Cargo is
+/// of no use.
 pub(crate) fn end_with_parent() {
-    // If the system cannot do it, the build works all the same.
+    // If the system cannot do it, the build still works.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
 }
 

@@ -1,7 +1,8 @@
-//! Many requests at once, by continuous batching: each joins when there is room, brings its prompt
-//! in parts, then a token per step, and leaves when it is done, while the others go on.
+//! Many requests at once, by continuous batching. A request joins when there is room. It processes
+//! its prompt in parts, then generates a token per step, and leaves when it is done, while the
+//! others go on.
 //!
-//! The model is small and its weights are random; everything around the attention is candle's.
+//! The model is small and its weights are random. Everything around the attention is candle's.
 //! Afterwards each request runs alone over the same tokens, and must generate the same ones.
 //!
 //! ```console
@@ -24,12 +25,12 @@ const LAYERS: usize = 2;
 const HEADS: usize = 4;
 const HIDDEN: usize = 128;
 const WORDS: usize = 256;
-/// The rows of DeepSeek's caches, which kernels on GPUs take.
+/// The dimensions of DeepSeek's caches, which GPU kernels accept.
 const DIMS: MlaDims = MlaDims::R1;
 
 const PAGE: usize = 16;
 const PAGES: usize = 24;
-/// Maximum number of new tokens of a step: prompts get those that decodes leave.
+/// Maximum number of new tokens of a step. Decodes come first, and prompts get the rest.
 const BUDGET: usize = 48;
 const MAX_REQUESTS: usize = 4;
 const MAX_LEN: usize = 160;
@@ -56,7 +57,7 @@ fn main() -> Result<()> {
     .collect();
     let served = Server::new(&model)?.serve(requests.clone(), true)?;
     for (request, served) in requests.iter().zip(&served) {
-        // The same tokens alone, the ones that were sampled included.
+        // The same tokens alone, including the sampled ones.
         let alone = Request {
             forced: served.tokens.clone(),
             ..request.clone()
@@ -75,17 +76,17 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A request, and its outcome.
+/// A request with its outcome.
 #[derive(Clone)]
 struct Request {
     number: usize,
     tokens: Vec<u32>,
-    /// The length at which it is done.
+    /// The length at which the request is done.
     end: usize,
-    /// The tokens that are in the cache.
+    /// The number of tokens in the cache.
     cached: usize,
     pages: Vec<i32>,
-    /// Tokens that are taken in place of sampled ones.
+    /// Tokens that replace sampled ones.
     forced: Vec<u32>,
     logits: Option<Tensor>,
 }
@@ -174,8 +175,8 @@ impl Model {
         })
     }
 
-    /// Computes the logits of these rows, one request's tokens behind the other's in the step's
-    /// order.
+    /// Computes the logits of these rows. They are in the step's order, one request's tokens after
+    /// the other's.
     fn forward(
         &self,
         step: &mut Workspace,
@@ -248,7 +249,7 @@ impl<'m> Server<'m> {
         })
     }
 
-    /// Serves all, and gives them back in their order.
+    /// Serves all requests, and returns them in their order.
     fn serve(&mut self, requests: Vec<Request>, tell: bool) -> Result<Vec<Request>> {
         let mut waiting = VecDeque::from(requests);
         let (mut running, mut done) = (Vec::<Request>::new(), Vec::new());
@@ -276,7 +277,7 @@ impl<'m> Server<'m> {
         Ok(done)
     }
 
-    /// Lets requests in while there is room for all that each will need.
+    /// Admits requests while there is room for everything that each will need.
     fn admit(&mut self, waiting: &mut VecDeque<Request>, running: &mut Vec<Request>) {
         while let Some(mut request) = waiting.pop_front() {
             let needed = request.end.div_ceil(PAGE);
@@ -299,7 +300,7 @@ impl<'m> Server<'m> {
             .collect();
         let planned = self.step.plan(&of_step)?;
         self.step.prepare(&self.model.attention, &planned)?;
-        // The layer takes decodes before prompts, for any order of the requests.
+        // The layer puts decodes before prompts, in any order of the requests.
         let rows = planned.tokens();
         let (mut tokens, mut positions) = (vec![0u32; rows], vec![0u32; rows]);
         for (index, request) in running.iter().enumerate() {
@@ -328,7 +329,7 @@ impl<'m> Server<'m> {
         for (row, index) in brings.into_iter().enumerate() {
             let request = &mut running[index];
             request.cached += new_tokens[index];
-            // A prompt that is not all there yet says nothing.
+            // A prompt that is still incomplete gives no token.
             if request.cached == request.tokens.len() {
                 let forced = request.forced.get(request.cached);
                 request.tokens.push(*forced.unwrap_or(&sampled[row]));
@@ -339,8 +340,8 @@ impl<'m> Server<'m> {
     }
 }
 
-/// Returns the number of new tokens of each request: one for a decode, and for prompts as many as
-/// the budget leaves.
+/// Returns the number of new tokens of each request: one for a decode, and for prompts what the
+/// budget leaves.
 fn share(running: &[Request]) -> Vec<usize> {
     let left = |request: &Request| request.tokens.len() - request.cached;
     let decodes = running.iter().filter(|request| left(request) == 1).count();
@@ -356,7 +357,8 @@ fn share(running: &[Request]) -> Vec<usize> {
     running.iter().map(of).collect()
 }
 
-/// Draws numbers around 0 whose rows have a norm of about 1, the same for the same seed everywhere.
+/// Draws numbers around 0, in rows with a norm of about 1. The same seed always gives the same
+/// numbers.
 fn noise(seed: u64, shape: (usize, usize), device: &Device) -> Result<Tensor> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let scale = (3.0 / shape.1 as f32).sqrt();

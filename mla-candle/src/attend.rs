@@ -18,9 +18,9 @@ use mla_runtime::spec::{Problem, Target};
 pub use self::cache::Cache;
 use self::parts::{Parts, Work};
 
-/// The attention of a model on a device: the backends, which all its layers share.
+/// The attention of a model on a device, with the backends that all its layers share.
 ///
-/// A clone is the same.
+/// A clone shares them, too.
 #[derive(Clone)]
 pub struct Attention(Arc<On>);
 
@@ -30,7 +30,7 @@ enum On {
     Cuda(Parts<mla_kernels::Cuda>),
 }
 
-/// The memory of steps, and the step that is prepared: one for all layers of an engine.
+/// The memory of steps and the prepared step, shared by all layers of an engine.
 pub struct Workspace(Of);
 
 enum Of {
@@ -39,10 +39,10 @@ enum Of {
     Cuda(Work<mla_kernels::Cuda>),
 }
 
-/// Weights of one layer, and the model's attention.
+/// The weights of one layer, with the model's attention.
 pub struct Layer {
     attention: Attention,
-    /// `[H·(P+V), L]`.
+    /// The weight of `kv_b_proj`, `[H·(P+V), L]`.
     kv_b: Tensor,
     sinks: Option<Tensor>,
     index: Option<IndexWeights>,
@@ -50,31 +50,31 @@ pub struct Layer {
 
 /// The weights of a layer's indexer, as a checkpoint holds them.
 pub struct IndexWeights {
-    /// `indexer.wq_b.weight`, `[heads · D, Q]`.
+    /// The weight of `indexer.wq_b.weight`, `[heads · D, Q]`.
     pub query: Tensor,
-    /// `indexer.k_norm`: its weight and bias, `[D]` each.
+    /// The weight and bias of `indexer.k_norm`, `[D]` each.
     pub norm: [Tensor; 2],
     /// Cosines and sines, `[positions, R/2]` each, in f32.
     pub angles: [Tensor; 2],
 }
 
-/// The hidden states' part in a selection, for the new tokens.
+/// The inputs of a selection that come from the new tokens' hidden states.
 #[derive(Clone, Copy)]
 pub struct IndexInputs<'a> {
     /// The normalised latent of the queries, `[…, Q]`.
     pub query_latent: &'a Tensor,
-    /// The index keys, neither normalised nor rotated, `[…, D]`.
+    /// The index keys, before normalisation and rotation, `[…, D]`.
     pub keys: &'a Tensor,
     /// The weights of the indexer's heads, `[…, heads]`.
     pub head_weights: &'a Tensor,
 }
 
 impl Attention {
-    /// Selects the best backends for tensors of `device`, of those that this program has.
+    /// Selects the best backends of this program for tensors of `device`.
     ///
     /// # Errors
     ///
-    /// If none fits; the error says why, of each.
+    /// If no backend fits. The error gives the reason for each backend.
     pub fn new(device: &Device, problem: &Problem, softmax_scale: f64) -> Result<Self> {
         let request = SelectionRequest::new(target(device)?, *problem);
         let registry = Registry::linked().map_err(Error::wrap)?;
@@ -82,7 +82,7 @@ impl Attention {
         Self::of(device, &selection, softmax_scale)
     }
 
-    /// Makes the backends of a selection, which was made for [`target`] of `device`.
+    /// Makes the backends of a selection for [`target`] of `device`.
     ///
     /// # Errors
     ///
@@ -93,7 +93,7 @@ impl Attention {
             Device::Cpu => On::Cpu(Parts::new(Cpu::new(), selection, scale)?),
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
-                // The device takes candle's own stream, so that neither waits for the other.
+                // The device uses candle's own stream, so neither has to wait for the other.
                 let device = mla_kernels::Cuda::on_stream(device.cuda_stream());
                 let device = device.map_err(Error::wrap)?;
                 On::Cuda(Parts::new(device, selection, scale)?)
@@ -103,13 +103,13 @@ impl Attention {
         Ok(Self(Arc::new(on)))
     }
 
-    /// Returns the same attention with the model's indexer, for a sparse problem. Give it before
-    /// layers and workspaces are made.
+    /// Returns the same attention with the model's indexer, for a sparse problem. Call this before
+    /// making layers and workspaces.
     ///
     /// # Errors
     ///
-    /// If the problem is not sparse, the device has no indexer, or others share the attention
-    /// already.
+    /// If the problem is not sparse, if the device has no indexer, or if the attention is already
+    /// shared.
     pub fn with_indexer(mut self, config: &IndexerConfig) -> Result<Self> {
         let on = Arc::get_mut(&mut self.0)
             .ok_or_else(|| Error::msg("attention: given one that is shared, accepted a new one"))?;
@@ -121,8 +121,7 @@ impl Attention {
         Ok(self)
     }
 
-    /// Returns the problem that it was made for, with the cache format and page size that were
-    /// chosen.
+    /// Returns the attention's problem, with the selected cache format and page size.
     pub fn problem(&self) -> &Problem {
         match &*self.0 {
             On::Cpu(parts) => &parts.layer.config().problem,
@@ -135,7 +134,7 @@ impl Attention {
     ///
     /// # Errors
     ///
-    /// If the device does not have it.
+    /// If the device does not have enough memory.
     pub fn workspace(&self, limits: &StepLimits) -> Result<Workspace> {
         let of = match &*self.0 {
             On::Cpu(parts) => Of::Cpu(parts.work(limits)?),
@@ -150,7 +149,7 @@ impl Attention {
 ///
 /// # Errors
 ///
-/// If it is neither the CPU nor, built with `cuda`, a GPU of NVIDIA.
+/// If it is neither the CPU nor, in a build with `cuda`, an NVIDIA GPU.
 pub fn target(device: &Device) -> Result<Target> {
     match device {
         Device::Cpu => Ok(Target::CPU),
@@ -187,7 +186,8 @@ impl Layer {
         &self.attention
     }
 
-    /// Returns the same layer with a score per head that takes part in the softmax, `[H]` in f32.
+    /// Returns the same layer with a sink for each head, `[H]` in f32. A sink is a score that takes
+    /// part in the softmax without a value.
     #[must_use]
     pub fn with_sinks(self, sinks: Tensor) -> Self {
         Self {
@@ -196,8 +196,8 @@ impl Layer {
         }
     }
 
-    /// Returns the same layer with the weights of an indexer of its own. A sparse layer without one
-    /// takes the lists of the last layer before it that has one.
+    /// Returns the same layer with the weights of its own indexer. A sparse layer without one uses
+    /// the lists of the last preceding layer that has an indexer.
     #[must_use]
     pub fn with_indexer(self, index: IndexWeights) -> Self {
         Self {
@@ -208,13 +208,14 @@ impl Layer {
 }
 
 impl Workspace {
-    /// Plans a step of these requests, whose pages are of any integer type. [`StepPlan`] says where
-    /// each one's tokens stand; [`StepPlan::with_padded_rows`] and the like take tensors in an
-    /// order of the engine's own.
+    /// Plans a step of these requests. Their page numbers may be of any integer type.
+    ///
+    /// [`StepPlan`] says which rows hold each request's tokens. [`StepPlan::with_padded_rows`] and
+    /// similar methods allow tensors in the engine's own order.
     ///
     /// # Errors
     ///
-    /// If they contradict themselves or each other, or exceed the limits.
+    /// If the requests contradict themselves or each other, or exceed the limits.
     pub fn plan<T: HostIndex>(&self, requests: &[StepRequest<'_, T>]) -> Result<StepPlan> {
         match &self.0 {
             Of::Cpu(work) => work.plan(requests),
@@ -228,7 +229,7 @@ impl Workspace {
     ///
     /// # Errors
     ///
-    /// If the attention is of another device, or the device fails.
+    /// If the attention belongs to another device, or the device fails.
     pub fn prepare(&mut self, attention: &Attention, step: &StepPlan) -> Result<()> {
         match (&mut self.0, &*attention.0) {
             (Of::Cpu(work), On::Cpu(parts)) => work.prepare(parts, step),
@@ -246,8 +247,8 @@ fn workspace_refused() -> Error {
     Error::msg("step: given a workspace of another device, accepted one of the layer's attention")
 }
 
-/// Runs a layer for the prepared step, on the engine's own tensors: writes the new tokens' rows to
-/// the cache, and the result of their attention to `out`.
+/// Runs a layer for the prepared step, on the engine's own tensors. It writes the new tokens' rows
+/// to the cache, and the result of their attention to `out`.
 ///
 /// | tensor | shape | |
 /// |---|---|---|
@@ -257,13 +258,13 @@ fn workspace_refused() -> Error {
 /// | `cache` | as [`Cache`] says | |
 /// | `out` | `[…, H, V]` | written |
 ///
-/// All axes but the last two are together the rows of the step, in its order; rows may lie at any
-/// distance. On a GPU everything is enqueued on candle's stream, and nothing is waited for.
+/// The leading axes (`…`) together are the rows of the step, in its order. Rows may have any
+/// stride. On a GPU everything is enqueued on candle's stream, and this does not wait.
 ///
 /// # Errors
 ///
-/// If a tensor does not fit the step, by its name, with nothing written; if `out` or a cache shares
-/// its storage with another tensor of the call; or if the device fails.
+/// If a tensor does not fit the step, if `out` or a cache shares its storage with another tensor of
+/// the call, or if the device fails. An error about a tensor names it, and nothing is written.
 pub fn attend<'t>(
     step: &mut Workspace,
     layer: &Layer,
@@ -283,13 +284,15 @@ pub fn attend<'t>(
     }
 }
 
-/// Makes the lists of slots that a sparse layer with an indexer attends to, before [`attend`]:
-/// writes the new tokens' index keys to `cache`, `[pages, page size · (D + 4)]` of u8, and scores
-/// what is there. Layers without an indexer that follow take the same lists.
+/// Makes the lists of slots that a sparse layer with an indexer attends to. Call this before
+/// [`attend`].
+///
+/// It writes the new tokens' index keys to `cache`, `[pages, page size · (D + 4)]` of u8, and
+/// computes scores of all index keys. The following layers without an indexer use the same lists.
 ///
 /// # Errors
 ///
-/// If the layer has no indexer, or as [`attend`].
+/// If the layer has no indexer, and in the cases of [`attend`].
 pub fn select(
     step: &mut Workspace,
     layer: &Layer,

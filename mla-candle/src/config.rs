@@ -8,17 +8,17 @@ use serde::Deserialize;
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct Config {
-    /// Heads, dimensions, rotary embedding.
+    /// Heads, dimensions and rotary embedding.
     pub attention: ModelConfig,
     /// The width of hidden states.
     pub hidden_size: usize,
-    /// The norms' epsilon.
+    /// The epsilon of the norms.
     pub rms_norm_eps: f64,
     /// True if the projections from and to hidden states have a bias.
     pub attention_bias: bool,
 }
 
-/// The fields of a configuration beside its attention.
+/// The fields of a configuration that do not belong to the attention.
 #[derive(Deserialize)]
 struct OuterFields {
     hidden_size: usize,
@@ -68,7 +68,7 @@ impl Config {
     }
 }
 
-/// The limits that a module's cache and workspace are made for.
+/// The limits of a module's cache and workspace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Limits {

@@ -1,10 +1,10 @@
 //! candle's tensors as memory of a device of the MLA layer, for the time of a call.
 //!
-//! candle keeps a tensor's numbers behind a lock that all tensors of the same storage share. A
-//! reader holds it shared, and a writer alone: candle hands out storage to be written within its
-//! in-place operations and nowhere else, so a lent tensor is written within one. Every storage is
-//! locked once, in the order of addresses, which candle's own operations keep too: so two threads
-//! that lend the same tensors wait for each other and not for ever.
+//! candle keeps a tensor's numbers behind a lock that all tensors of the same storage share.
+//! Readers share it, and a writer holds it alone. candle gives write access to storage only within
+//! its in-place operations, so a lent tensor is written within such an operation. Every storage is
+//! locked once, in the order of addresses. candle's own operations keep this order, too. Two
+//! threads that lend the same tensors can therefore not deadlock.
 
 mod form;
 mod hold;
@@ -20,18 +20,18 @@ use self::hold::{Held, storage_of};
 
 /// A device that candle's tensors can be lent to.
 pub trait Lending: Device {
-    /// Lends tensors to `work`: those of `read` to be read, and those of `written` to be written.
+    /// Lends tensors to `work`: those of `read` for reading, and those of `written` for writing.
     ///
-    /// A tensor may be a view of any strides, and tensors that are read may share storage. A
-    /// written tensor shares its storage with no other of the call.
+    /// A tensor may be a view with any strides. Tensors that are read may share storage. A written
+    /// tensor must not share its storage with another tensor of the call.
     ///
-    /// On a GPU the work is enqueued on candle's own stream, if this device is
-    /// [`Cuda::on_stream`] of it.
+    /// On a GPU the work is enqueued on candle's own stream, if this device was made from that
+    /// stream with [`Cuda::on_stream`].
     ///
     /// # Errors
     ///
     /// If a written tensor shares its storage with another one, if a tensor is on another device or
-    /// of a dtype that this project does not have, or if `work` fails.
+    /// has a dtype that this project does not have, or if `work` fails.
     ///
     /// [`Cuda::on_stream`]: https://docs.rs/mla-kernels/latest/mla_kernels/struct.Cuda.html
     fn lending<R, W>(&self, read: &[&Tensor], written: &[&Tensor], work: W) -> Result<R>
@@ -39,25 +39,27 @@ pub trait Lending: Device {
         W: for<'a> FnOnce(Vec<Lent<'a, Self>>, Vec<LentMut<'a, Self>>) -> mla_runtime::Result<R>;
 }
 
-/// A tensor that is lent to be read.
+/// A tensor that is lent for reading.
 pub struct Lent<'a, D: Memory> {
     bytes: D::Bytes<'a>,
     form: Form,
 }
 
-/// A tensor that is lent to be written.
+/// A tensor that is lent for writing.
 pub struct LentMut<'a, D: Memory> {
     bytes: D::BytesMut<'a>,
     form: Form,
 }
 
 impl<'a, D: Device> Lent<'a, D> {
-    /// Returns a view whose last axes are the tensor's last `inner`, one or two, and whose first
-    /// has everything before: `[rows, 1, W]` or `[rows, H, W]`.
+    /// Returns a view as `[rows, 1, W]` or `[rows, H, W]`.
+    ///
+    /// Its last axes are the tensor's last `inner` axes, one or two. The first axis combines all
+    /// axes before them.
     ///
     /// # Errors
     ///
-    /// If the axes before have no common distance between rows, or the layer has no such dtype.
+    /// If these axes have no common distance between rows, or the layer does not have the dtype.
     pub fn rows(self, name: &'static str, inner: usize) -> mla_runtime::Result<TensorRef<'a, D>> {
         let layout = self.form.layout(name, inner)?;
         mla_runtime::Named::named(TensorRef::new(self.bytes, layout), name)
@@ -67,17 +69,17 @@ impl<'a, D: Device> Lent<'a, D> {
     ///
     /// # Errors
     ///
-    /// If it has gaps.
+    /// If the tensor has gaps.
     pub fn bytes(self, name: &'static str) -> mla_runtime::Result<D::Bytes<'a>> {
         self.form.check_dense(name)?;
         Ok(self.bytes)
     }
 
-    /// Returns an array of f32 without gaps.
+    /// Returns the numbers of a tensor without gaps, as an array of f32.
     ///
     /// # Errors
     ///
-    /// If it has gaps or another dtype.
+    /// If the tensor has gaps or another dtype.
     pub fn floats(self, name: &'static str) -> mla_runtime::Result<ArrayRef<'a, D, f32>> {
         let (dtype, len) = (self.form.dtype(), self.form.dims().iter().product());
         if dtype != candle_core::DType::F32 {
@@ -88,7 +90,7 @@ impl<'a, D: Device> Lent<'a, D> {
 }
 
 impl<'a, D: Device> LentMut<'a, D> {
-    /// Returns a view to write, of the shape of [`Lent::rows`].
+    /// Returns a view for writing, of the shape of [`Lent::rows`].
     ///
     /// # Errors
     ///
@@ -102,14 +104,14 @@ impl<'a, D: Device> LentMut<'a, D> {
     ///
     /// # Errors
     ///
-    /// If it has gaps.
+    /// If the tensor has gaps.
     pub fn bytes(self, name: &'static str) -> mla_runtime::Result<D::BytesMut<'a>> {
         self.form.check_dense(name)?;
         Ok(self.bytes)
     }
 
-    /// Returns the extents and strides, in numbers, and the bytes of a number: of a cache whose
-    /// rows are apart.
+    /// Returns the tensor's form, for a cache with gaps between its rows: extents and strides in
+    /// elements, and the bytes of an element.
     pub(crate) fn form(&self) -> &Form {
         &self.form
     }
@@ -119,12 +121,12 @@ impl<'a, D: Device> LentMut<'a, D> {
     }
 }
 
-/// Returns the next of the tensors, which come in the order in which they were lent.
+/// Returns the next tensor. Tensors come in the order in which they were lent.
 pub(crate) fn next<T>(lent: &mut impl Iterator<Item = T>) -> T {
     lent.next().expect("as many as were lent")
 }
 
-/// A tensor's form, and the number of the storage that has its numbers.
+/// A tensor's form, and the number of the storage that holds its numbers.
 struct Place {
     form: Form,
     storage: usize,
@@ -171,8 +173,8 @@ fn other_device() -> Error {
     Error::msg("tensor: given one of another device, accepted one of the device of the layer")
 }
 
-/// The numbers of a storage on the CPU as bytes, from a vector of plain numbers of either kind of
-/// borrow.
+/// Returns the numbers of a storage on the CPU as bytes. `$cast` is for shared or for mutable
+/// borrows.
 macro_rules! plain_bytes {
     ($storage:expr, $cast:path) => {
         match $storage {

@@ -1,8 +1,8 @@
 //! Multi-head Latent Attention over candle tensors, on the CPU and on NVIDIA GPUs.
 //!
-//! [`attend`] runs a layer on an engine's own tensors: its queries, its paged cache and block
-//! tables, its output. Nothing is copied on the way in or out: candle's storage is lent to the
-//! layer for the time of a call ([`Lending`]), on a GPU in candle's own stream.
+//! [`attend`] runs a layer on an engine's own tensors: queries, paged cache, block tables and
+//! output. Nothing is copied: candle's storage is lent to the layer for the time of a call
+//! ([`Lending`]). On a GPU, the call uses candle's own stream.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
@@ -41,11 +41,11 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 //!
-//! [`select`] makes the lists of a sparse layer. [`MlaAttention`] is a whole module, with
-//! projections, norms, rotation and a cache of its own.
+//! [`select`] makes the lists of a sparse layer. [`MlaAttention`] is a whole module with its own
+//! projections, norms, rotation and cache.
 //!
-//! Features: none for the CPU alone; `sm80`, `sm90` and `sm100` for the kernels of a family of
-//! GPUs. None sets a version of CUDA's interface, as candle takes that of nvcc.
+//! The CPU needs no feature. `sm80`, `sm90` and `sm100` turn on the kernels of a family of GPUs. No
+//! feature chooses a version of CUDA's interface, since candle takes the one of nvcc.
 
 mod attend;
 mod config;

@@ -28,9 +28,9 @@ pub struct MlaAttention {
     step: Workspace,
     /// The cache, `[pages, 16, L + R]`.
     cache: Tensor,
-    /// The pages of each sequence, one sequence behind the other.
+    /// The pages of all sequences, one sequence after the other.
     pages: Vec<i32>,
-    /// The tokens of each sequence that are in the cache.
+    /// The number of cached tokens of each sequence.
     cached: usize,
 }
 
@@ -44,7 +44,7 @@ enum Query {
 }
 
 impl MlaAttention {
-    /// Makes the layer with the weights of `self_attn`, by their published names.
+    /// Makes the layer from the weights of `self_attn`, under their published names.
     ///
     /// # Errors
     ///
@@ -103,14 +103,16 @@ impl MlaAttention {
         })
     }
 
-    /// Computes the attention of `hidden` `[B, T, hidden]`, the tokens from position `offset` on of
-    /// each of the B sequences, to themselves and to everything before, which earlier calls have
-    /// put into the cache. Tokens from `offset` on that are there already are replaced.
+    /// Computes the attention of `hidden` `[B, T, hidden]`.
+    ///
+    /// `hidden` holds the tokens from position `offset` on, for each of the B sequences. They
+    /// attend to themselves and to all tokens before them, which earlier calls have put into the
+    /// cache. Cached tokens from `offset` on are replaced.
     ///
     /// # Errors
     ///
-    /// If there are more sequences or tokens than the module has room for, or fewer in the cache
-    /// than `offset`.
+    /// If there are more sequences or tokens than the module has room for, or if fewer than
+    /// `offset` tokens are in the cache.
     pub fn forward(&mut self, hidden: &Tensor, offset: usize) -> Result<Tensor> {
         let (batch, len, _) = hidden.dims3()?;
         self.check(batch, len, offset)?;
@@ -160,7 +162,7 @@ impl MlaAttention {
         self.out.forward(&attended)
     }
 
-    /// Forgets all tokens.
+    /// Removes all tokens from the cache.
     pub fn clear_kv_cache(&mut self) {
         self.cached = 0;
     }

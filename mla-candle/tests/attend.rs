@@ -37,8 +37,8 @@ fn cache() -> Result<Tensor> {
     Tensor::zeros((PAGES, PAGE, LATENT + ROPE), DType::F32, &Device::Cpu)
 }
 
-/// Makes a layer, its workspace, and a step of a prompt of 20 tokens and a decode of a fourth
-/// token, which is row 0.
+/// Makes a layer, its workspace, and a step with a prompt of 20 tokens and a decode of a fourth
+/// token. The decode is row 0.
 fn prepared() -> Result<(Layer, Workspace)> {
     let attention = Attention::new(&Device::Cpu, &problem(), SCALE)?;
     let mut step = attention.workspace(&limits())?;
@@ -74,8 +74,8 @@ fn views_say_what_contiguous_tensors_say() -> Result<()> {
     )?;
     assert!(plain.abs()?.max_all()?.to_scalar::<f32>()? > 0.1);
 
-    // Heads before tokens, rows of a longer tensor, an output within a larger one, and pages of
-    // which each is followed by another layer's.
+    // Queries have heads before tokens, and inputs are rows of a longer tensor. The output lies
+    // within a larger tensor. Each page is followed by a page of another layer.
     let by_head = query.transpose(0, 1)?.contiguous()?.transpose(0, 1)?;
     let layers = Tensor::zeros((PAGES, 2, PAGE, LATENT + ROPE), DType::F32, &Device::Cpu)?;
     let pages = layers.narrow(1, 1, 1)?.squeeze(1)?;
@@ -84,7 +84,7 @@ fn views_say_what_contiguous_tensors_say() -> Result<()> {
     attend(&mut step, &layer, &by_head, &latent, &rope, &pages, &out)?;
     assert!(difference(&out, &plain)? < 1e-5);
     assert_eq!(difference(&pages, &own)?, 0.0);
-    // The memory beside them was not written.
+    // The memory outside them was not written.
     assert_eq!(
         layers
             .narrow(1, 0, 1)?
@@ -97,7 +97,7 @@ fn views_say_what_contiguous_tensors_say() -> Result<()> {
     let expected = 7.0 * (wide.elem_count() - out.elem_count()) as f32;
     assert!((around - expected).abs() < 1e-2, "{around} {expected}");
 
-    // Rows of a batch that has more axes.
+    // The rows are those of a batch with more axes.
     let [batched, latent, rope] = [
         query.reshape((3, 7, HEADS, NOPE + ROPE))?,
         packed[0].reshape((3, 7, LATENT))?,
@@ -243,7 +243,7 @@ impl Prompt {
         })
     }
 
-    /// Returns the same prompt but for the tokens from `start` on.
+    /// Returns the prompt's tokens from `start` on.
     fn rest(&self, start: usize) -> Result<Self> {
         let cut = |tensors: &[Tensor; 3]| -> Result<[Tensor; 3]> {
             let [a, b, c] = tensors;
@@ -257,7 +257,7 @@ impl Prompt {
     }
 }
 
-/// A sparse model of two layers, of which the second shares the first's lists.
+/// A sparse model of two layers. The second layer shares the lists of the first.
 struct Sparse {
     attention: Attention,
     layers: [Layer; 2],
@@ -290,7 +290,8 @@ impl Sparse {
         })
     }
 
-    /// Computes the output of both layers for new tokens that make `total` with those before.
+    /// Computes the output of both layers for new tokens. Together with earlier ones there are
+    /// `total` tokens.
     fn forward(&mut self, prompt: &Prompt, total: u32) -> Result<[Tensor; 2]> {
         let [query, latent, rope] = &prompt.hidden;
         let tokens = query.dim(0)?;
@@ -333,9 +334,9 @@ fn a_sparse_layer_attends_to_what_its_indexer_chooses() -> Result<()> {
     let mut all = Sparse::new(64, &kv_b, &index)?;
     let [chosen, shared] = few.forward(&prompt, 40)?;
     let [everything, _] = all.forward(&prompt, 40)?;
-    // The second layer has the same tensors, and so attends to the same by the shared lists.
+    // The second layer has the same tensors and shares the lists, so it gives the same result.
     assert_eq!(difference(&chosen, &shared)?, 0.0);
-    // The first tokens see no more than a list holds.
+    // The first tokens do not see more tokens than a list holds.
     let first = |out: &Tensor| out.narrow(0, 0, SLOTS as usize);
     assert!(difference(&first(&chosen)?, &first(&everything)?)? < 1e-5);
     assert!(difference(&chosen, &everything)? > 1e-2);
@@ -351,8 +352,7 @@ fn a_sparse_layer_attends_to_what_its_indexer_chooses() -> Result<()> {
     attend(&mut step, &layer, query, latent, rope, &cache()?, &dense)?;
     assert!(difference(&everything, &dense)? < 1e-4);
 
-    // The prompt is run in two parts, the second of which reads the keys that the first has
-    // written.
+    // The prompt is run in two parts. The second part reads the keys that the first one wrote.
     let mut parts = Sparse::new(SLOTS, &kv_b, &index)?;
     let start = Prompt {
         hidden: prompt

@@ -1,11 +1,11 @@
-//! The module against candle-transformers' DeepSeek-V2 on random weights.
+//! Compares the module with candle-transformers' DeepSeek-V2 on random weights.
 //!
-//! Its attention is private, so a whole model of one layer stands for it, made such that its output
-//! shows the attention and nothing else: the MLP's last weights are zero, and the head is the
-//! identity. So the logits are the norm of (embedding + attention), of the last token.
+//! The attention of candle-transformers is private, so a whole model of one layer is used. Its
+//! output shows only the attention: the MLP's last weights are zero, and the head is the identity.
+//! The logits are therefore the norm of (embedding + attention), of the last token.
 //!
-//! The reference is the model in f32. In another dtype the module is compared with that, too, and
-//! may differ from it about as much as candle's own model in that dtype does.
+//! The reference is the model in f32. In another dtype the module is compared with that model, too,
+//! and may differ from it about as much as candle's own model in that dtype does.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ const EPS: f64 = 1e-6;
 const BATCH: usize = 2;
 const MAX_LEN: usize = 80;
 
-/// Properties that differ from case to case.
+/// Properties that differ between cases.
 #[derive(Clone, Copy)]
 struct Case {
     dtype: DType,
@@ -62,7 +62,7 @@ impl Case {
     }
 }
 
-/// Makes random weights in f32, each of which is a number of `dtype` too.
+/// Makes random weights in f32 that `dtype` can represent exactly.
 fn random_weights(
     config: &DeepSeekV2Config,
     dtype: DType,
@@ -82,7 +82,7 @@ fn random_weights(
         } else if name.contains("norm") {
             Tensor::rand(0.5f32, 1.5, shape, device)?
         } else if name.contains("q_") && !name.contains("q_a") {
-            // Large enough for scores far from uniform.
+            // The weights are large enough for scores far from uniform.
             (Tensor::randn(0f32, 1.0, shape, device)? * (3.0 / last.sqrt()))?
         } else {
             (Tensor::randn(0f32, 1.0, shape, device)? * (1.0 / last.sqrt()))?
@@ -92,7 +92,7 @@ fn random_weights(
     random.collect()
 }
 
-/// Differences of outputs from the reference's.
+/// Differences between outputs and the reference.
 #[derive(Default)]
 struct Differences {
     largest: f32,
@@ -134,7 +134,7 @@ fn check(device: &Device, case: Case) -> Result<()> {
     let before = rms_norm(HIDDEN, EPS, block.pp("input_layernorm"))?;
     let after = rms_norm(HIDDEN, EPS, weights.pp("model.norm"))?;
 
-    // A prompt, a second chunk of it on the first's context, and then token by token.
+    // First comes a prompt, then a second chunk with the first as context, then single tokens.
     let mut offset = 0;
     let (mut of_ours, mut of_peer) = (Differences::default(), Differences::default());
     for len in [33, 20, 1, 1, 1, 5, 1] {
@@ -152,7 +152,7 @@ fn check(device: &Device, case: Case) -> Result<()> {
         let given = after.forward(&sum.squeeze(1)?.contiguous()?)?;
         of_ours.add(&given.to_dtype(DType::F32)?, &expected)?;
         of_peer.add(&peer.forward(&tokens, offset)?, &expected)?;
-        // The attention is a good part of what is compared.
+        // The attention is a large part of the compared values.
         let attended = attended.to_dtype(DType::F32)?;
         let share = attended.sqr()?.mean_all()?.to_scalar::<f32>()?;
         assert!(share > 0.01, "{share}");
@@ -167,7 +167,7 @@ fn check(device: &Device, case: Case) -> Result<()> {
         of_peer.mean(),
         of_peer.largest
     );
-    // Normalised outputs, of about 1.
+    // Outputs are normalised, to about 1.
     let accepted = match dtype {
         DType::F32 => 2e-6,
         _ => 2.0 * of_peer.mean(),
@@ -179,7 +179,7 @@ fn check(device: &Device, case: Case) -> Result<()> {
     Ok(())
 }
 
-/// The smallest that shows everything.
+/// The smallest dimensions that show everything.
 const SMALL: MlaDims = MlaDims::new(64, HeadDims::new(24, 16, 40));
 
 #[test]
@@ -202,7 +202,7 @@ fn queries_of_two_projections_with_biases() -> Result<()> {
 
 #[test]
 fn contexts_that_yarn_extends() -> Result<()> {
-    // Scalings that correct the softmax alone, cosines and sines alone, and both.
+    // Some scalings correct only the softmax, some only cosines and sines, and some both.
     for rope_scaling in [
         r#"{"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 10, "beta_fast": 32,
             "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707}"#,

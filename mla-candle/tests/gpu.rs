@@ -1,4 +1,5 @@
-//! The attention on a GPU against the same on the CPU: dense, and with DeepSeek-V3.2's indexer.
+//! Compares the attention on a GPU with the attention on the CPU, dense and with DeepSeek-V3.2's
+//! indexer.
 #![cfg(feature = "sm90")]
 
 use candle_core::{DType, Device, Result, Tensor};
@@ -14,7 +15,7 @@ const PAGES: usize = 4;
 const TOKENS: usize = 70;
 const QUERY_RANK: usize = 256;
 
-/// The tensors of a step, as the CPU has them.
+/// The tensors of a step on the CPU.
 struct Inputs {
     kv_b: Tensor,
     hidden: [Tensor; 3],
@@ -49,7 +50,7 @@ impl Inputs {
         })
     }
 
-    /// Returns the outputs of a prompt of 69 tokens and of a decode behind 69 others, on this
+    /// Returns the outputs of a prompt of 69 tokens and of a decode behind 69 other tokens, on this
     /// device.
     fn run(&self, device: &Device, sparse: bool) -> Result<Tensor> {
         let problem = Problem::new(MlaDims::R1, HEADS as u32, mla_runtime::model::DType::BF16)
@@ -74,7 +75,7 @@ impl Inputs {
         let cache = Tensor::zeros((PAGES, PAGE, 576), DType::BF16, device)?;
         let index_cache = Tensor::zeros((PAGES, PAGE * 132), DType::U8, device)?;
         let mut outs = Vec::new();
-        // The prompt, and then it and a first token of another request.
+        // First comes the prompt alone, then the prompt with the first token of another request.
         for requests in [
             vec![StepRequest::new(69, 69, &[2, 0])],
             vec![

@@ -4,10 +4,10 @@
 //!
 //! | part | meaning |
 //! |---|---|
-//! | `count` | how many such requests; 1 if left out |
+//! | `count` | number of such requests; 1 if left out |
 //! | `q<len>` | query length: the new tokens of each request |
 //! | `s<len>` | kv length, with the query tokens; the query length if left out |
-//! | `k` | the length before it is × 1024 |
+//! | `k` | multiplies the length before it by 1024 |
 //!
 //! For example, `2q2k_32q1s1k` has 34 requests. Its label is `2 prefill (2x2k), 32 decode (32x1k)`.
 //!
@@ -25,8 +25,8 @@ use serde::ser::{SerializeStruct, Serializer};
 /// The longest query or kv length: lengths are 32-bit signed integers on devices.
 pub(crate) const MAX_LEN: u32 = i32::MAX as u32;
 
-/// The max number of requests of a spec: far beyond any engine's batch, and small enough to hold as
-/// a list.
+/// The maximum number of requests of a spec. It is far beyond any engine's batch, and small enough
+/// for a list in memory.
 pub(crate) const MAX_REQUESTS: usize = 1 << 20;
 
 /// The kind of a request, by its lengths.
@@ -69,7 +69,7 @@ pub(crate) const fn kind(request: Request) -> RequestKind {
 
 /// A batch of requests, as written in a [batch spec](self).
 ///
-/// Displays as the shortest spec that names the same requests in the same order, and serialises as
+/// `Display` writes the shortest spec of the same requests in the same order. As JSON, it is
 /// `{"requests": [{"q", "kv"}], "decode", "extend", "prefill", "label"}`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct BatchSpec {
@@ -77,7 +77,7 @@ pub struct BatchSpec {
 }
 
 impl BatchSpec {
-    /// The requests, in the order of the spec; never empty.
+    /// Returns the requests in the order of the spec. There is at least one.
     pub fn requests(&self) -> &[Request] {
         &self.requests
     }
@@ -87,19 +87,20 @@ impl BatchSpec {
         self.requests.iter().filter(|r| kind(**r) == of).count()
     }
 
-    /// The new tokens of the whole batch.
+    /// Returns the number of new tokens of the whole batch.
     pub fn query_tokens(&self) -> u64 {
         self.requests.iter().map(|r| u64::from(r.q)).sum()
     }
 
-    /// The tokens of the whole batch that are attended to, cached and new.
+    /// Returns the number of tokens of the whole batch that are attended to, cached and new ones.
     pub fn kv_tokens(&self) -> u64 {
         self.requests.iter().map(|r| u64::from(r.kv)).sum()
     }
 
-    /// The batch in words: `2 prefill (2x2k), 8 extend (8xq4kv1k), 32 decode (16x1k, 16x2k)`.
+    /// Describes the batch in words: `2 prefill (2x2k), 8 extend (8xq4kv1k), 32 decode (16x1k,
+    /// 16x2k)`.
     ///
-    /// The kinds come in order, with the sizes of each in the order in which they first appear.
+    /// The kinds come in order. The sizes of each kind are in the order in which they first appear.
     pub fn label(&self) -> String {
         let mut label = String::new();
         for of in RequestKind::ALL {
@@ -145,7 +146,7 @@ impl Serialize for BatchSpec {
     }
 }
 
-/// A length, with `k` if it is a multiple of 1024.
+/// A length. It is written with `k` if it is a multiple of 1024.
 struct Len(u32);
 
 impl fmt::Display for Len {
@@ -192,7 +193,7 @@ pub struct BatchSpecError {
     pub offset: usize,
     /// The wrong part, shortened if it is very long.
     pub given: String,
-    /// The parts that may stand there.
+    /// The parts that are accepted at this point.
     pub accepted: String,
 }
 
@@ -230,7 +231,7 @@ impl FromStr for BatchSpec {
     }
 }
 
-/// At most the first 40 characters, so that an error stays readable whatever was given.
+/// Returns at most the first 40 characters, so that an error stays readable for any input.
 fn shortened(text: &str) -> String {
     match text.char_indices().nth(40) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -238,7 +239,7 @@ fn shortened(text: &str) -> String {
     }
 }
 
-/// A wrong part and its place in the segment.
+/// A wrong part and its offset in the segment.
 struct Problem {
     at: usize,
     given: String,
@@ -256,7 +257,7 @@ impl<'a> Segment<'a> {
         Self { text, at: 0 }
     }
 
-    /// The count, and the request it counts.
+    /// Returns the count and the request that it counts.
     fn parse(mut self) -> Result<(usize, Request), Problem> {
         if self.text.is_empty() {
             return Err(Problem {
@@ -299,11 +300,11 @@ impl<'a> Segment<'a> {
         if !matches!(self.peek(), Some('0'..='9')) {
             return Err(self.unexpected("a length of one or more digits 0 to 9"));
         }
-        // At most MAX_LEN, which is 32 bits wide.
+        // The number is at most MAX_LEN, so it fits 32 bits.
         Ok(self.number(part, MAX_LEN.into(), true)? as u32)
     }
 
-    /// Digits, and a `k` if one may follow: a number from 1 to `max`.
+    /// Parses a number from 1 to `max`: digits, and then a `k` if `with_k` allows it.
     fn number(&mut self, part: &'static str, max: u64, with_k: bool) -> Result<u64, Problem> {
         let start = self.at;
         let rest = &self.text[start..];
@@ -360,7 +361,7 @@ mod tests {
 
     #[test]
     fn specs_and_labels() {
-        // The spec, its requests as (count, q, kv), and its label.
+        // A spec, its requests as (count, q, kv), and its label.
         type Runs = &'static [(usize, u32, u32)];
         let cases: [(&str, Runs, &str); 14] = [
             ("q2k", &[(1, 2048, 2048)], "1 prefill (1x2k)"),
@@ -378,7 +379,7 @@ mod tests {
                 &[(4, 2048, 2048), (8, 4, 1024), (64, 1, 2048)],
                 "4 prefill (4x2k), 8 extend (8xq4kv1k), 64 decode (64x2k)",
             ),
-            // Labels go by kind whatever the order of the spec; sizes keep their order.
+            // Labels are ordered by kind in any order of the spec. Sizes keep their order.
             (
                 "3q1s2k_q5_q1s1025_2q1s2k",
                 &[(3, 1, 2048), (1, 5, 5), (1, 1, 1025), (2, 1, 2048)],
@@ -441,7 +442,7 @@ mod tests {
         );
     }
 
-    /// Asserts that a spec is refused for the byte `offset` of its segment number `segment`.
+    /// Asserts that a spec is refused because of byte `offset` of its segment number `segment`.
     fn refused(spec: &str, segment: usize, offset: usize, message: &str) {
         let error = spec.parse::<BatchSpec>().unwrap_err();
         let text = spec.split('_').nth(segment).unwrap();
@@ -483,7 +484,7 @@ mod tests {
             ("q2s3kk", 5, "'k'", AFTER_S),
             ("q1kv1k", 3, "'v'", AFTER_Q),
             ("q1s2s3", 4, "'s'", AFTER_S),
-            // Arabic-Indic and full-width digits are digits, but not of ASCII.
+            // Arabic-Indic and full-width digits are digits, but not ASCII.
             ("q١", 1, "'١'", LENGTH),
             ("q１", 1, "'１'", LENGTH),
             ("q1１", 2, "'１'", AFTER_Q),
@@ -535,7 +536,7 @@ mod tests {
                 "a kv length of 2097152k",
                 MAX_LEN.into(),
             ),
-            // Beyond 64 bits, with and without the factor.
+            // These lengths exceed 64 bits, with and without the factor.
             (
                 "q18446744073709551616",
                 0,
@@ -593,7 +594,7 @@ mod tests {
             prop_assert_eq!(spec.to_string().parse(), Ok(spec));
         }
 
-        /// Every request is in one kind and in the label's totals.
+        /// Every request belongs to one kind, and is counted in the label.
         #[test]
         fn kinds_partition_the_batch(requests in requests()) {
             let spec = BatchSpec { requests };
@@ -614,7 +615,7 @@ mod tests {
                     parsed.requests().iter().all(|r| 1 <= r.q && r.q <= r.kv)
                 ),
                 Err(error) => {
-                    // The offset is on a character of the segment it names, or at its end.
+                    // The offset is that of a character in the named segment, or of its end.
                     let start: usize =
                         spec.split('_').take(error.segment).map(|text| text.len() + 1).sum();
                     let text = spec.split('_').nth(error.segment).unwrap();

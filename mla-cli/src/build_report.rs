@@ -1,4 +1,4 @@
-//! `mla build-report`: what the last build of CUDA kernels did and what came out of it.
+//! `mla build-report`: what the last build of CUDA kernels did, and what it produced.
 
 use std::env;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::error::CliError;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Cargo's build folder, by default its target folder [default: what `cargo metadata` says
+    /// Cargo's build folder, which usually is its target folder [default: as `cargo metadata` says
     /// here].
     #[arg(long, value_name = "DIR")]
     target_dir: Option<PathBuf>,
@@ -27,7 +27,8 @@ pub(crate) fn output(args: &Args) -> Result<String, CliError> {
     Ok(args.format.write(&newest, || report::table(&newest)))
 }
 
-/// The folder in which build scripts write, if the current folder is in a workspace of Cargo's.
+/// Returns the folder that build scripts write to, if the current folder is in a workspace of
+/// Cargo's.
 fn of_cargo() -> Option<PathBuf> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);

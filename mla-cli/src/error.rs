@@ -1,4 +1,4 @@
-//! Everything that can make the command fail.
+//! All errors of the command.
 
 use std::fmt::Display;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use mla_runtime::model::ModelError;
 use mla_runtime::select::SelectionError;
 
-/// The reason why there is no output. The message names the error and the accepted values.
+/// The reason why there is no output. The message says what was wrong and what is accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
     #[cfg(feature = "build-report")]
@@ -18,31 +18,31 @@ pub enum CliError {
     Build(#[from] mla_build::Error),
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A name that is no preset's.
+    /// A name that is not a preset's.
     #[error("{0}; any other model by its config.json: --config FILE")]
     Preset(ModelError),
     #[error(transparent)]
     Selection(#[from] SelectionError),
     #[error(transparent)]
     Runtime(#[from] mla_runtime::Error),
-    /// A batch spec that is none, also one with names in it, or a range.
+    /// An invalid batch spec, template or range.
     #[error("{0}")]
     BatchSpec(String),
-    /// Arguments that are right one by one, but not together.
+    /// Arguments that are valid one by one, but not together.
     #[error("{argument}: given {given}, accepted {accepted}")]
     Argument {
         argument: &'static str,
         given: String,
         accepted: String,
     },
-    /// A file that cannot be read or does not say what it should.
+    /// A file that cannot be read or has unexpected content.
     #[error("{argument}: {path:?}: {message}")]
     File {
         argument: &'static str,
         path: PathBuf,
         message: String,
     },
-    /// A subcommand of `mla bench` that is a command of the laboratory.
+    /// A subcommand that `mla bench` does not have, since it belongs to `cargo lab`.
     #[cfg(feature = "bench")]
     #[error(
         "peers, indexer and ceilings: given to mla bench, accepted as cargo lab peers, cargo lab \
@@ -51,18 +51,18 @@ pub enum CliError {
     Moved,
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
-    /// A file that could not be written at the end of a run, whose result is shown all the same.
+    /// A file that could not be written at the end of a run. The result is shown nevertheless.
     #[error("{error}")]
     Unsaved { result: String, error: Box<Self> },
 }
 
 impl CliError {
-    /// The refusal of a batch spec.
+    /// Makes the error about a batch spec.
     pub(crate) fn batch_spec(error: impl Display) -> Self {
         Self::BatchSpec(error.to_string())
     }
 
-    /// An argument, what was given, and what is accepted.
+    /// Makes an error from an argument, the given value, and the accepted ones.
     pub fn argument(
         argument: &'static str,
         given: impl Into<String>,
@@ -75,7 +75,7 @@ impl CliError {
         }
     }
 
-    /// A file that an argument names, and its fault.
+    /// Makes an error about a file that an argument names.
     pub fn file(argument: &'static str, path: &Path, message: impl ToString) -> Self {
         Self::File {
             argument,
@@ -84,7 +84,7 @@ impl CliError {
         }
     }
 
-    /// The same error, with the result that could not be saved.
+    /// Returns the same error, with the result that could not be saved.
     #[cfg(feature = "bench")]
     pub fn behind(self, result: String) -> Self {
         Self::Unsaved {
@@ -93,7 +93,8 @@ impl CliError {
         }
     }
 
-    /// 2 where the input is at fault, as for arguments that do not parse; 1 for everything else.
+    /// Returns 2 if the input is at fault, as for arguments that do not parse, and 1 for everything
+    /// else.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Unsaved { error, .. } => error.exit_code(),

@@ -1,4 +1,4 @@
-//! `mla explain`: which backends a model gets on which hardware, and why not the others.
+//! `mla explain`: which backends a model gets on a GPU, and why not the others.
 
 use std::fmt::Write as _;
 
@@ -17,7 +17,8 @@ use crate::target::{describe_build, describe_gpu, present_target};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The GPU's compute capability, such as 9.0; it need not be present [default: this machine].
+    /// The GPU's compute capability, such as 9.0. This machine need not have such a GPU
+    /// [default: this machine's].
     #[arg(long, value_name = "CAPABILITY")]
     sm: Option<Capability>,
     #[command(flatten)]
@@ -80,7 +81,8 @@ pub(crate) fn output(args: &Args) -> Result<String, CliError> {
     let explanation = Registry::linked()?.explain(&request)?;
     Ok(args.format.write(&explanation, || {
         let text = describe(&explanation, &model);
-        // A GPU that was asked about by name need not be here; one that was found here is named.
+        // A GPU that the arguments name need not be present. A GPU of this machine is named in the
+        // output.
         let here = match args.sm {
             Some(_) => String::new(),
             None => describe_gpu() + "\n",
@@ -137,8 +139,8 @@ fn verdict(phase: &PhaseExplanation) -> String {
     }
 }
 
-// The first backend that is refused for one reason alone: this program was built without it. A
-// backend that has run on no GPU is left out.
+// Returns the first backend that is refused only because this program was built without it. A
+// backend that has not run on any GPU is skipped.
 fn unbuilt(phase: &PhaseExplanation) -> Option<(&'static str, Cause)> {
     let has_run = |candidate: &&Candidate| {
         let runs = candidate.kernels.run_on;
@@ -171,7 +173,7 @@ fn candidates(phase: &PhaseExplanation) -> String {
         } else {
             reasons(candidate)
         };
-        // A backend that cannot be had here needs no more than its reasons.
+        // For a backend that cannot run here, the reasons suffice.
         if could_run(candidate) {
             let spec = &candidate.spec;
             let declared = [graphs(spec), overlap(spec), lse(spec)];
@@ -195,13 +197,14 @@ fn candidates(phase: &PhaseExplanation) -> String {
     table.trim_fmt()
 }
 
-// True if no reason speaks against it, or if another build, crate or version would have it.
+// True if no reason is against the backend, or if another build, crate or version would have it.
 fn could_run(candidate: &Candidate) -> bool {
     let mut reasons = candidate.reasons.iter();
     reasons.all(|reason| reason.cause().is_some())
 }
 
-// The reasons against it. A backend for another platform has no other reason worth reading.
+// Returns the reasons against the backend. For a backend of another platform, only the platform
+// counts.
 fn reasons(candidate: &Candidate) -> String {
     let all = || candidate.reasons.iter();
     let platform = all().find(|reason| reason.field() == "platform");
@@ -212,7 +215,7 @@ fn reasons(candidate: &Candidate) -> String {
     lines.join("\n")
 }
 
-// The decode steps that can be captured in a CUDA graph and replayed with other lengths.
+// Describes the decode steps that can be captured in a CUDA graph and replayed with other lengths.
 fn graphs(spec: &BackendSpec) -> Option<String> {
     let steps = match spec.graphs {
         GraphSupport::Never => return None,
@@ -223,14 +226,14 @@ fn graphs(spec: &BackendSpec) -> Option<String> {
     (spec.phase == Phase::Decode).then(|| format!("CUDA graphs of steps {steps}"))
 }
 
-// A GPU backend's silence about dependent launches, which costs a fence before and behind its
-// calls.
+// Returns a note about a GPU backend that does not support dependent launches, which costs a fence
+// before and after its calls.
 fn overlap(spec: &BackendSpec) -> Option<String> {
     let apart = spec.platform != Platform::Cpu && !spec.dependent_launch;
     apart.then(|| "no kernel overlaps its calls: it declares no dependent_launch".to_owned())
 }
 
-// The error of a log-sum-exp, if it is larger than that of f32.
+// Describes the error of a log-sum-exp, if it is larger than that of f32.
 fn lse(spec: &BackendSpec) -> Option<String> {
     let errors: Vec<_> = spec
         .dtypes
@@ -242,7 +245,7 @@ fn lse(spec: &BackendSpec) -> Option<String> {
     (!errors.is_empty()).then(|| format!("its log-sum-exp is off by up to {}", errors.join(", ")))
 }
 
-// The targets of the backend's kernels, and the GPUs they have run on, if they are known.
+// Describes the targets of the backend's kernels and the GPUs that they ran on, if known.
 fn facts(kernels: &KernelFacts) -> impl Iterator<Item = String> {
     let compiled = kernels.families_said().map(|families| {
         let targets: Vec<_> = families.iter().flat_map(|it| it.targets).copied().collect();
@@ -255,7 +258,7 @@ fn facts(kernels: &KernelFacts) -> impl Iterator<Item = String> {
     compiled.into_iter().chain(run_on)
 }
 
-// GPUs of one capability that ran the same commit on the same day are named together.
+// Joins GPUs of one capability that ran the same commit on the same day.
 fn same_runs(runs: &[Run]) -> String {
     let alike =
         runs.chunk_by(|a, b| (a.capability, a.date, a.commit) == (b.capability, b.date, b.commit));
@@ -274,8 +277,8 @@ fn same_runs(runs: &[Run]) -> String {
     texts.join(", ")
 }
 
-// A reason in one short line: the table's heading has the problem and the backend already. The
-// remedy for "not built" is the same in every row: another backend.
+// Formats a reason in one short line. The table's heading has the problem and the backend already.
+// The remedy for "not built" would be the same in every row, so it is left out.
 fn line(reason: Reason) -> String {
     let (field, given, accepted) = (reason.field(), reason.given(), reason.accepted());
     match (reason.cause(), field) {

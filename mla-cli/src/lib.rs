@@ -1,8 +1,8 @@
 //! The `mla` command: which backend a model gets on which GPU and why, how a batch is planned, and
 //! how much memory it takes.
 //!
-//! It knows the backends that its program links. A program of your own, which links yours as well,
-//! is
+//! It knows the backends that its program links. To add backends of yours, link them into a program
+//! of your own:
 //!
 //! ```
 //! use std::process::ExitCode;
@@ -17,8 +17,8 @@
 //! }
 //! ```
 //!
-//! One file per subcommand. A subcommand returns what is to be printed, so that nothing is on
-//! standard output unless all of it is right.
+//! Each subcommand has its own file. It returns its whole output, so that nothing is printed on
+//! standard output if it fails.
 
 #![cfg_attr(
     feature = "bench",
@@ -53,7 +53,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-// Linked for their backends: nothing else here names them.
+// These crates are linked for their backends, and nothing else here names them.
 use mla_cpu as _;
 #[cfg(feature = "cudnn")]
 use mla_cudnn as _;
@@ -95,10 +95,10 @@ enum Command {
     /// Run the layer on random data, time it, and compare it with a reference in f64.
     #[cfg(feature = "bench")]
     Run(run::Args),
-    /// Time attention, check it, and say how far the limit is.
+    /// Time attention, check it, and say how far it is from the limit.
     #[cfg(feature = "bench")]
     Bench(Box<bench::Args>),
-    /// Try every backend of this program on this machine's GPU: the output is worth sending to its
+    /// Try every backend of this program on this machine's GPU. The output is worth sending to the
     /// authors.
     #[cfg(feature = "bench")]
     Selftest(selftest::Args),
@@ -108,7 +108,7 @@ enum Command {
 }
 
 impl Command {
-    /// The output, and true if the result is good.
+    /// Returns the output, and true if the result is good.
     fn output(&self) -> Result<(String, bool), CliError> {
         let output = match self {
             Self::Explain(args) => explain::output(args)?,
@@ -128,8 +128,8 @@ impl Command {
     }
 }
 
-/// Takes a negative number for a value and not for an argument: its refusal then names what it was
-/// given for.
+/// Parses a negative number as a value, not as an argument, so that its refusal names the argument
+/// that it belongs to.
 fn with_negative_numbers(command: clap::Command) -> clap::Command {
     command
         .mut_args(|arg| match arg.get_action().takes_values() {
@@ -139,7 +139,7 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
         .mut_subcommands(with_negative_numbers)
 }
 
-/// Reads the arguments of a program, or ends it with what is wrong with them.
+/// Reads the arguments of a program, or ends the program with an error.
 #[doc(hidden)]
 #[must_use]
 pub fn arguments<P: Parser>() -> P {
@@ -147,14 +147,14 @@ pub fn arguments<P: Parser>() -> P {
     P::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 
-/// Prints the output of a program or its error, and returns its status: a success if there is an
-/// output and its result is good.
+/// Prints the output or the error of a program, and returns its exit status. It is a success if
+/// there is an output and its result is good.
 #[doc(hidden)]
 #[must_use]
 pub fn finish(output: Result<(String, bool), CliError>) -> ExitCode {
     let written = output.and_then(|(output, good)| {
         match io::stdout().write_all(output.as_bytes()) {
-            // The reader of the output may stop before its end.
+            // The reader of the output may have stopped reading.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
             _ => Ok(good),
         }
@@ -166,20 +166,21 @@ pub fn finish(output: Result<(String, bool), CliError>) -> ExitCode {
             if let CliError::Unsaved { result, .. } = &error {
                 let _ = io::stdout().write_all(result.as_bytes());
             }
-            // Its reader may be gone as well.
+            // The reader of standard error may be gone as well.
             let _ = writeln!(io::stderr(), "error: {error}");
             ExitCode::from(error.exit_code())
         }
     }
 }
 
-/// The whole command: reads the program's arguments, prints, and says how it went.
+/// Runs the whole command: reads the program's arguments, prints the output, and returns the exit
+/// status.
 pub fn main() -> ExitCode {
     finish(arguments::<Cli>().command.output())
 }
 
-/// The parts of the command that the laboratory (`lab/`) measures with: the rows of `mla bench`,
-/// its stopwatch, the layer of `mla run` and the writing of results. Other users must not rely on
+/// The parts of the command that `cargo lab` uses for measurements: the rows of `mla bench`, its
+/// stopwatch, the layer of `mla run`, and the writing of results. Other crates must not rely on
 /// them.
 #[cfg(feature = "bench")]
 #[doc(hidden)]

@@ -1,7 +1,7 @@
-//! `mla models`: which backends each public model gets on which hardware, and what its cache takes.
+//! `mla models`: which backends each public model gets on which GPU, and what its cache takes.
 //!
-//! The output is docs/support.md, and a test holds the two to each other. It must not depend on the
-//! features that this program was built with: a backend that is left out counts as if it were in.
+//! The output is docs/support.md, and a test compares the two. The output must not depend on the
+//! features of this build: a backend that is left out counts as if it were included.
 
 mod measured;
 mod page;
@@ -17,7 +17,7 @@ use measured::Measured;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Format of the result; the table is the page docs/support.md.
+    /// Format of the result. The table is the page docs/support.md.
     #[arg(long, default_value = "table")]
     format: Format,
 }
@@ -27,7 +27,7 @@ pub(crate) fn output(args: &Args) -> Result<String, CliError> {
     Ok(args.format.write(&report, || page::write(&report)))
 }
 
-/// Hardware that people ask about.
+/// Hardware in the report.
 const HARDWARE: &[(&str, Target)] = &[
     ("A100", gpu(8, 0)),
     ("RTX 4090", gpu(8, 9)),
@@ -43,8 +43,8 @@ const fn gpu(major: u8, minor: u8) -> Target {
     Target::dry_run(Capability::new(major, minor))
 }
 
-/// The GPUs on which the device has an indexer, of keys that are not pooled, and the feature that
-/// compiles it.
+/// The lowest capability of GPUs with the device's indexer (for keys that are not pooled), and the
+/// feature that compiles it.
 const INDEXER: (Capability, &str) = (Capability::new(9, 0), "sm90");
 
 /// The report on all models.
@@ -55,7 +55,7 @@ struct Report {
     measured: &'static [Measured],
 }
 
-/// A model that cannot be read, for what no backend has.
+/// A model that cannot be read, since no backend has a part of it.
 #[derive(Serialize)]
 struct Refused {
     name: &'static str,
@@ -69,7 +69,7 @@ struct Refused {
 struct ModelReport {
     name: &'static str,
     source: &'static str,
-    /// The fields that no file of the publisher's confirms.
+    /// The fields that no file of the publisher confirms.
     unconfirmed: &'static [&'static str],
     heads: u32,
     layers: u32,
@@ -91,7 +91,7 @@ struct Memory {
     format: &'static str,
     /// Bytes in each layer, without the indexer's keys.
     layer_bytes: usize,
-    /// Bytes in each layer with an indexer, for its keys.
+    /// Bytes of the index keys in each layer with an indexer.
     index_bytes: usize,
     /// Bytes in all layers together.
     model_bytes: usize,
@@ -102,7 +102,8 @@ struct Memory {
 struct HardwareReport {
     name: &'static str,
     capability: Option<String>,
-    /// Absent for a sparse model, whose prompts are attended to as its decodes are.
+    /// The support for prefill. Absent for a sparse model, which uses the decode backend for its
+    /// prompts.
     prefill: Option<Support>,
     decode: Support,
     indexer: Option<Indexer>,
@@ -111,11 +112,11 @@ struct HardwareReport {
 /// The backends of one phase.
 #[derive(Serialize, PartialEq)]
 struct Support {
-    /// The one that a selection takes once its feature is on.
+    /// The backend that a selection takes once its feature is on.
     native: Option<Native>,
-    /// The backends of crates that adapt other people's kernels.
+    /// The backends of crates that adapt third-party kernels.
     adapted: Vec<Adapted>,
-    /// The reasons against the native ones, if none fits.
+    /// The reasons against the native backends, if none fits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     reasons: Vec<String>,
 }
@@ -131,10 +132,9 @@ struct Native {
 #[derive(Serialize, PartialEq)]
 #[serde(rename_all = "snake_case")]
 enum Ran {
-    /// All tests passed on these GPUs of the capability, as they do wherever the tests run on a
-    /// CPU.
+    /// All tests passed on these GPUs of the capability, or on a CPU, where the tests run anyway.
     On(Vec<&'static str>),
-    /// On none of this capability.
+    /// It is declared, but has run on no GPU of this capability.
     Declared,
 }
 
@@ -144,15 +144,16 @@ struct Adapted {
     package: &'static str,
 }
 
-/// The maker of a sparse model's lists.
+/// The maker of the lists for a sparse model.
 #[derive(Serialize, PartialEq)]
 #[serde(rename_all = "snake_case")]
 enum Indexer {
-    /// The device does, with a feature on if one is named.
+    /// The device makes them, with a feature turned on if one is named.
     Native(Option<&'static str>),
-    /// The engine does: the device has no indexer there.
+    /// The engine makes them, since the device has no indexer on this hardware.
     Engine,
-    /// The engine does, since the model's is none of the device's for this reason.
+    /// The engine makes them, since the device does not have the model's kind of indexer, for this
+    /// reason.
     Foreign(&'static str),
 }
 
@@ -183,7 +184,7 @@ impl ModelReport {
     fn new(preset: &Preset, config: &ModelConfig, registry: &Registry) -> Result<Self, CliError> {
         let dims = config.dims;
         let layers = config.layers.unwrap_or(1);
-        // A page's tail, of pooled keys, counts for its tokens.
+        // With pooled keys, the tail of a page counts for the page's tokens.
         let page = 64;
         let index_bytes = config
             .indexer
@@ -286,7 +287,8 @@ impl Support {
     }
 }
 
-/// The reasons against the native backends for the same platform, but for those of a build.
+/// Returns the reasons against the native backends of this platform, except those that depend on
+/// the build.
 fn reasons(phase: &PhaseExplanation) -> Vec<String> {
     let native = |it: &&Candidate| package(it).is_none();
     let lines = phase.candidates.iter().filter(native).filter_map(|it| {
@@ -299,7 +301,8 @@ fn reasons(phase: &PhaseExplanation) -> Vec<String> {
     lines.collect()
 }
 
-/// True if a program with other features or crates, or on its own hardware, could run it.
+/// True if another program could run it: one with other features or crates, or on matching
+/// hardware.
 fn another_build_has_it(cause: Cause) -> bool {
     let by_a_build = matches!(
         cause,
@@ -311,7 +314,7 @@ fn another_build_has_it(cause: Cause) -> bool {
     by_a_build || cause.is_local()
 }
 
-/// The crate that adapts a backend's kernels, unless they are this project's own.
+/// Returns the crate that adapts a backend's kernels, or `None` if they are this project's own.
 fn package(candidate: &Candidate) -> Option<&'static str> {
     if candidate.spec.provider == "native" {
         return None;
@@ -346,7 +349,7 @@ impl Native {
     }
 }
 
-/// The feature that compiles a backend, whether it is on or off.
+/// Returns the feature that compiles a backend, on or off.
 fn feature(candidate: &Candidate) -> Option<&'static str> {
     let off = candidate
         .reasons

@@ -1,5 +1,5 @@
-//! `mla selftest`: checks that every backend of this program is right on this machine's GPU, and
-//! times it. An owner of a GPU that was never tried can send back its output.
+//! `mla selftest`: checks every backend of this program on this machine's GPU, and times it. The
+//! owner of a GPU that was never tried can send the output to the authors.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -27,7 +27,7 @@ use crate::device::{About, DeviceName, Job};
 use crate::error::CliError;
 use crate::table::counted;
 
-/// The form of the JSON, which changes when a field changes its meaning.
+/// The version of the JSON, raised when a field changes its meaning.
 const SCHEMA: u32 = 1;
 
 #[derive(clap::Args)]
@@ -35,7 +35,7 @@ pub(crate) struct Args {
     /// Device to try.
     #[arg(long, default_value = "cuda")]
     device: DeviceName,
-    /// Try these backends alone, and time nothing.
+    /// Try only these backends, and time nothing.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
     /// Format of the result.
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     format: Format,
 }
 
-/// Everything that was found out.
+/// All findings of a selftest.
 #[derive(Serialize)]
 struct Report {
     schema: u32,
@@ -51,12 +51,12 @@ struct Report {
     pass: bool,
     device: String,
     environment: Environment,
-    /// The families of kernels in this program, and what they are compiled for.
+    /// The families of kernels in this program, with the targets that they are compiled for.
     compiled: Vec<Compiled>,
     backends: Vec<Tried>,
     /// The code that the driver loaded for the kernels that were timed.
     loaded: Vec<Family>,
-    /// Times, each of which is checked as well.
+    /// Reports of times. The results are checked as well.
     times: Vec<record::Report>,
     /// The reason why there are no times.
     untimed: Option<String>,
@@ -68,18 +68,18 @@ struct Compiled {
     targets: &'static [&'static str],
 }
 
-/// One backend.
+/// The result for one backend.
 #[derive(Serialize)]
 struct Tried {
     name: &'static str,
     phase: &'static str,
     provider: &'static str,
-    /// The reasons against it on this device, if there are any: then it was not tried.
+    /// The reasons against the backend on this device, if there are any. It was then not tried.
     not_here: Option<String>,
     topics: Vec<Topic>,
 }
 
-/// The cases of one topic.
+/// The result of one topic.
 #[derive(Serialize)]
 struct Topic {
     name: &'static str,
@@ -88,7 +88,7 @@ struct Topic {
     failure: Option<String>,
 }
 
-/// The report, and whether nothing went wrong.
+/// Returns the report, and true if nothing went wrong.
 pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     let (device, backends) = args.device.run(Conformance { only: &args.only })?;
     let timed = match args.only.is_empty() {
@@ -123,7 +123,7 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     Ok((text, report.pass))
 }
 
-/// Every topic of the conformance tests, for each backend of the device.
+/// All topics of the conformance tests, for each backend of the device.
 struct Conformance<'a> {
     only: &'a [String],
 }
@@ -159,7 +159,7 @@ impl Job for Conformance<'_> {
     }
 }
 
-/// Tries all that a backend accepts on the device.
+/// Tries everything that a backend accepts on the device.
 fn attempt<D: Device>(entry: Entry, device: &D) -> Tried {
     let mut tried = Tried {
         name: entry.spec.name,
@@ -282,9 +282,9 @@ impl Report {
     }
 }
 
-/// Times a decode, a prefill and a sparse decode of few heads by
-/// every backend that fits, and a mixed batch through the layer with the best of them. Each is
-/// checked like every benchmark.
+/// Times a decode, a prefill and a sparse decode of few heads with every backend that fits. A mixed
+/// batch is timed through the layer with the best backends. The results are checked as in every
+/// benchmark.
 fn timings(device: DeviceName) -> Result<Vec<record::Report>, CliError> {
     let settings = |batches: &[&str], measure| Settings {
         batches: batches.iter().map(|batch| (*batch).to_owned()).collect(),
@@ -305,27 +305,27 @@ fn timings(device: DeviceName) -> Result<Vec<record::Report>, CliError> {
         ..settings(&["8q1s4k"], Measure::Attention)
     };
     match run(&sparse) {
-        // A program need not have a backend that takes lists.
+        // A program need not have a backend for lists of slots.
         Err(CliError::Selection(SelectionError::NoneFits { .. })) => {}
         sparse => reports.push(sparse?),
     }
     Ok(reports)
 }
 
-/// The kernels of a family for which the same was loaded.
+/// The kernels of a family for which the same code was loaded.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 struct Family {
-    /// `helpers` for those of the device, `others` for those of libraries, `unnamed` for those
-    /// whose names the driver does not tell.
+    /// The name of the family, `helpers` for kernels of the device, `others` for those of
+    /// libraries, or `unnamed` for those whose names the driver does not report.
     family: String,
     machine_code: String,
     ptx: String,
-    /// Their symbols.
+    /// The symbols of the kernels.
     kernels: Vec<String>,
 }
 
-/// Kernels by their families and by what was loaded, each once; `families` are those that this
-/// program has.
+/// Groups kernels by family and by the loaded code, each kernel once. `families` are those of this
+/// program.
 fn by_family<'a>(kernels: impl IntoIterator<Item = &'a Loaded>, families: &[&str]) -> Vec<Family> {
     let mut found: BTreeMap<[&str; 3], Vec<&str>> = BTreeMap::new();
     for kernel in kernels {
@@ -346,7 +346,8 @@ fn by_family<'a>(kernels: impl IntoIterator<Item = &'a Loaded>, families: &[&str
         .collect()
 }
 
-/// The family of a mangled name. The kernels of `sm90` lie in the namespace `mla::sm90`.
+/// Returns the family of a mangled name. The kernels of `sm90`, for example, are in the namespace
+/// `mla::sm90`.
 fn family_of<'a>(symbol: &str, families: &[&'a str]) -> &'a str {
     let Some((_, rest)) = symbol.split_once("3mla") else {
         return "others";
@@ -411,7 +412,7 @@ mod tests {
             ]
         );
         assert_eq!(found[2].kernels, [prefill]);
-        // A driver that names no kernel tells what it loaded all the same.
+        // A driver that does not name kernels still reports the code that it loaded.
         let unnamed = Loaded {
             symbol: None,
             ..kernels[0].clone()

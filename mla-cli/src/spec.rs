@@ -1,4 +1,4 @@
-//! `mla spec`: what a batch spec says.
+//! `mla spec`: the meaning of a batch spec.
 
 use crate::args::Format;
 use crate::batch::{BatchSpec, kind};
@@ -23,7 +23,7 @@ pub(crate) fn output(args: &Args) -> Result<String, CliError> {
 
 fn describe(spec: &BatchSpec) -> String {
     let mut table = table(["requests", "kind", "query", "context", "kv"]);
-    // Equal neighbours are one row: a batch may have very many requests.
+    // Equal neighbours are one row, since a batch may have very many requests.
     for alike in spec.requests().chunk_by(|a, b| a == b) {
         if let Some(request) = alike.first() {
             table.add_row([

@@ -1,15 +1,16 @@
-//! The common form of all tables, and numbers as reports show them.
+//! The common form of all tables and numbers in reports.
 
 use bytesize::ByteSize;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle, presets};
 
-// The width if the output is no terminal: that of a page of text that is comfortable to read.
+// The width of a comfortably readable page, used if the output is no terminal.
 const DEFAULT_WIDTH: u16 = 100;
 
-// Lines around the header and at the end: rows are told apart by their first column.
+// Lines are only around the header and at the end, since rows can be told apart by their first
+// column.
 pub(crate) const STYLE: TableStyle = presets::UTF8_HORIZONTAL_ONLY.row_separator(LineStyle::none());
 
-/// A table with these columns, no wider than the terminal.
+/// Makes a table with these columns, no wider than the terminal.
 pub fn table<const N: usize>(columns: [&str; N]) -> Table {
     let mut table = Table::new();
     table
@@ -21,14 +22,14 @@ pub fn table<const N: usize>(columns: [&str; N]) -> Table {
     table
 }
 
-/// A cell that stands out on a terminal, if the command is one that knows terminals.
+/// Makes a cell bold on a terminal, if the program uses one.
 pub(crate) fn bold(cell: Cell) -> Cell {
     #[cfg(feature = "bench")]
     let cell = cell.add_attribute(comfy_table::Attribute::Bold);
     cell
 }
 
-/// Aligns a column of numbers by their last digit.
+/// Aligns columns of numbers by their last digit.
 pub fn numbers(table: &mut Table, columns: impl IntoIterator<Item = usize>) {
     for index in columns {
         if let Some(column) = table.column_mut(index) {
@@ -37,7 +38,7 @@ pub fn numbers(table: &mut Table, columns: impl IntoIterator<Item = usize>) {
     }
 }
 
-/// Three digits that count, more where there are more before the point.
+/// Formats a number with three significant digits, or more if there are more before the point.
 #[cfg(feature = "bench")]
 pub fn number(number: f64) -> String {
     match number.abs() {
@@ -47,7 +48,7 @@ pub fn number(number: f64) -> String {
     }
 }
 
-/// A large number with its thousands in a letter.
+/// Formats a large number with a letter for its thousands.
 #[cfg(feature = "bench")]
 pub(crate) fn amount(count: f64) -> String {
     match count {
@@ -58,12 +59,12 @@ pub(crate) fn amount(count: f64) -> String {
     }
 }
 
-/// Bytes in the unit that suits their number: `1.5 GiB`.
+/// Formats bytes in the unit that suits their number: `1.5 GiB`.
 pub(crate) fn size(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }
 
-/// A number of things in words: `1 chunk`, `2 chunks`.
+/// Formats a number of things in words: `1 chunk`, `2 chunks`.
 pub fn counted(count: impl Into<u64>, thing: &str) -> String {
     match count.into() {
         1 => format!("1 {thing}"),

@@ -3,13 +3,12 @@
 use mla_kernels::{FAMILIES, Gpu, present_gpu};
 use mla_runtime::spec::{Capability, CompiledFamily, Target};
 
-/// The default target of a selection: the first GPU, or the processor if there is no GPU that can
-/// be used.
+/// Returns the default target of a selection: the first GPU, or the CPU if no GPU can be used.
 pub(crate) fn present_target() -> Target {
     present_gpu().map_or(Target::CPU, |gpu| gpu.target())
 }
 
-/// The first GPU in words, or why there is none.
+/// Describes the first GPU, or says why there is none.
 pub(crate) fn describe_gpu() -> String {
     match present_gpu() {
         Ok(gpu) => name_gpu(&gpu),
@@ -17,12 +16,13 @@ pub(crate) fn describe_gpu() -> String {
     }
 }
 
-/// A GPU in words.
+/// Names a GPU in words.
 pub(crate) fn name_gpu(gpu: &Gpu) -> String {
     format!("GPU {}: {}, sm {}", gpu.ordinal, gpu.name, gpu.capability)
 }
 
-/// The families that this build compiled, and whether they run on this machine: a line for each.
+/// Lists the families that this build compiled, one per line, and says which of them run on this
+/// machine.
 pub(crate) fn describe_build() -> String {
     let present = present_gpu().ok().map(|gpu| gpu.capability);
     built(FAMILIES, present)

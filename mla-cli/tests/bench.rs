@@ -1,4 +1,4 @@
-//! `mla bench` on the CPU at toy sizes: shipped sweeps, what they write, and what is refused.
+//! Tests of `mla bench` on the CPU at toy sizes: shipped sweeps, their output, and refusals.
 
 mod refused;
 
@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
-/// Small enough for a fraction of a second.
+/// These sizes take a fraction of a second.
 const TOY: &str = "--dims 32x16x8x16 --heads 2 --samples 3 --warm-up 0 --cold-cache off --check 4";
 
 fn mla(line: &str) -> Output {
@@ -23,14 +23,14 @@ fn temporary(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-/// The output and the JSON of a benchmark that succeeds.
+/// Returns the output and the JSON of a benchmark that succeeds.
 fn bench(name: &str, line: &str) -> (String, Value) {
     let json = temporary(&format!("{name}.json"));
     let output = mla(&format!("bench {line} --json {}", json.display()));
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{line}: {stderr}");
     let report: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
-    // Into a pipe goes a line for each row when it begins; what takes long may be told beside.
+    // A pipe gets a line for each row when it begins. Rows that take long may add further lines.
     let rows = report["rows"].as_array().unwrap().len();
     let told: Vec<&str> = stderr
         .lines()
@@ -56,7 +56,7 @@ fn column<'a>(report: &'a Value, name: &str) -> Vec<&'a Value> {
 #[test]
 fn every_shipped_sweep_runs() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sweeps");
-    // Ranges that make each small; a sweep without an entry here fails below.
+    // Ranges that make each sweep small. A sweep without an entry here fails below.
     let ranges = [
         ("crossover", "--range b=1 --range q=8,16 --range s=1"),
         ("decode", "--range b=1,3 --range s=1"),
@@ -218,7 +218,7 @@ fn parameters_compete_and_models_do_not() {
             2,
             "{ids:?}"
         );
-        // Its row in the comparison names a winner, or two that took the same time to the
+        // The case's row in the comparison names a winner, or two whose times are equal to the
         // nanosecond.
         let line = text
             .lines()
@@ -288,7 +288,7 @@ fn sparse_attention_is_that_to_listed_slots() {
     for row in rows {
         assert_eq!(row["kind"], "sparse");
         assert_eq!(row["errors"]["pass"], true, "{row}");
-        // Six lists have all their entries; four tokens see 6 to 9 tokens.
+        // Six lists have all their entries. Four tokens see 6 to 9 tokens.
         let pairs = match row["parameters"]["valid"].as_str().unwrap() {
             "24" => 6 * 24 + 6 + 7 + 8 + 9,
             _ => 6 * 7 + 6 + 7 + 7 + 7,
@@ -438,7 +438,7 @@ fn cases_of_a_file_are_attention_in_a_dtype_or_steps_of_a_layer() {
     assert_eq!(column(&report, "id"), ["d", "l"]);
     assert_eq!(column(&report, "kind"), ["decode", "layer"]);
     assert_eq!(column(&report, "tokens"), [2, 22]);
-    // 2·H·(2L + R) FLOP for each of 140 pairs, and 4 bytes an element.
+    // There are 2·H·(2L + R) FLOP for each of 140 pairs, and 4 bytes per element.
     let cost = &report["rows"][0]["cost"];
     assert_eq!(cost["flop"], json!(2.0 * (2.0 * 512.0 + 64.0) * 140.0));
     assert!(cost["bytes"].as_f64().unwrap() > 140.0 * 576.0 * 4.0);
@@ -458,11 +458,12 @@ fn a_crossover_is_found_between_the_paths() {
     );
     let crossover = &report["crossovers"][0];
     assert_eq!(crossover["points"].as_array().unwrap().len(), 3);
-    // L·d / (L·d/C + 2L − d) with C = 291, what 8 query tokens and a bit leave of 300.
+    // The formula is L·d / (L·d/C + 2L − d) with C = 291, which a little more than 8 query tokens
+    // leave of 300.
     let predicted = 4096.0 / (4096.0 / 291.0 + 512.0 - 16.0);
     assert!((crossover["predicted_by_arithmetic"].as_f64().unwrap() - predicted).abs() < 1e-9);
     assert!(text.contains("crossover of 1 x kv 300: "), "{text}");
-    // A processor is predicted from a run of its own, unless something else disturbed that.
+    // For a CPU, the prediction comes from a short run, unless other work disturbed the run.
     match &crossover["basis"]["run"]["seconds"] {
         serde_json::Value::Number(seconds) => {
             assert!(seconds.as_f64().unwrap() > 0.0);
@@ -494,7 +495,7 @@ fn a_comparison_tells_changes_from_noise() {
             .iter_mut()
             .zip(factors)
         {
-            // Samples without overlap, whatever the noise of this machine.
+            // The samples do not overlap, whatever the noise of this machine.
             let samples: Vec<f64> = (0..20)
                 .map(|n| 100.0 * factor * (1.0 + f64::from(n) * 1e-4))
                 .collect();
@@ -510,7 +511,7 @@ fn a_comparison_tells_changes_from_noise() {
         ([1.0, 1.0], 0, json!(["same", "same"])),
         ([1.2, 1.0], 1, json!(["slower", "same"])),
         ([0.8, 1.0], 0, json!(["faster", "same"])),
-        // Certain, but too small to matter.
+        // The difference is significant, but too small to matter.
         ([1.01, 1.0], 0, json!(["same", "same"])),
     ];
     for (factors, status, verdicts) in cases {
@@ -529,7 +530,7 @@ fn a_comparison_tells_changes_from_noise() {
             "{factors:?}"
         );
     }
-    // Three samples cannot tell, however far apart they are.
+    // Three samples are too few, however large the difference is.
     let after = scaled("compare-few.json", [2.0, 1.0]);
     let mut few: Value = serde_json::from_str(&fs::read_to_string(&after).unwrap()).unwrap();
     few["rows"][0]["samples_us"] = json!([200.0, 200.1, 200.2]);
@@ -586,18 +587,19 @@ fn what_a_link_leads_to_is_written_and_the_link_stays() {
         assert!(link.is_symlink(), "{link:?}");
         assert_ne!(fs::read_to_string(&place).unwrap(), "before", "{place:?}");
     }
-    // Nothing else is left beside them.
+    // Only these four files are left.
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 4);
 }
 
-/// A file that a test gives.
+/// Writes a file for a test.
 fn file(name: &str, text: &str) -> String {
     let path = temporary(name);
     fs::write(&path, text).unwrap();
     path.display().to_string()
 }
 
-/// The arguments are refused, in one message that has `message`, and nothing is printed.
+/// Checks that the arguments are refused with a message that contains `message`, and that nothing
+/// is printed.
 fn refuse(line: &str, message: &str) {
     let output = mla(&format!("bench {line}"));
     let stderr = String::from_utf8(output.stderr).unwrap();

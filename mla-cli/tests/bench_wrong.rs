@@ -1,5 +1,6 @@
-//! `mla bench` and `mla selftest` with a backend whose output is wrong: its row says so, the others
-//! do not, and the command exits 1. This program acts as that `mla` if a variable tells it to.
+//! Tests of `mla bench` and `mla selftest` with a backend whose output is wrong. Its row reports
+//! this, the others do not, and the command exits with 1. The test program itself acts as that
+//! `mla` if a variable tells it to.
 
 use std::process::{Command, ExitCode};
 
@@ -10,7 +11,7 @@ use mla_runtime::backend::{
 use mla_runtime::device::Device;
 use mla_runtime::{Error, Result, mla_backend};
 
-/// Says that everything is 0, after a plan on the host.
+/// A backend whose output is always 0, and which makes a plan on the host.
 struct Nothing;
 
 #[mla_backend(
@@ -109,11 +110,11 @@ fn main() -> ExitCode {
     assert_eq!(verdict(0), ("NOTHING".into(), false.into()));
     assert_eq!(verdict(1), ("CPU".into(), true.into()));
 
-    // A wrong row is never the best, however fast, and a comparison does not count it.
+    // A wrong row is never the best, however fast it is, and a comparison ignores it.
     let compared = mla(&format!("bench compare {0} {0}", json.display()));
     assert_eq!(compared.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&compared.stdout).contains("WRONG"));
-    // It does not accept a number of splits, and says so before anything runs.
+    // The backend does not accept a number of splits, which is refused before anything runs.
     let refused = mla(&format!(
         "bench 2q1s64 {toy} --backends NOTHING --num-splits 2"
     ));
@@ -123,8 +124,7 @@ fn main() -> ExitCode {
         stderr.contains("num_splits: given 2, accepted none: NOTHING divides rows by itself"),
         "{stderr}"
     );
-    // A query that is too long for the backend takes the path that a layer would take: the other
-    // one.
+    // A query that is too long for the backend takes the expanded path, as in a layer.
     let long = mla(&format!(
         "bench q16s128_2q1s64 {toy} --measure layer --decode NOTHING"
     ));
@@ -137,7 +137,7 @@ fn main() -> ExitCode {
     );
     let right = mla(&format!("bench 2q1s64 {toy} --backends CPU"));
     assert_eq!(right.status.code(), Some(0));
-    // A wrong backend fails the selftest, in the words of the conformance tests.
+    // A wrong backend fails the selftest with the words of the conformance tests.
     let selftest = mla("selftest --device cpu --only NOTHING --format json");
     assert_eq!(selftest.status.code(), Some(1));
     let report: serde_json::Value =

@@ -26,7 +26,7 @@ fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
 }
 
-// The output of a command that succeeds.
+// Returns the output of a command that succeeds.
 fn printed(line: &str) -> String {
     let output = mla(&words(line));
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -38,7 +38,7 @@ fn json(line: &str) -> Value {
     serde_json::from_str(&printed(&format!("{line} --format json"))).unwrap()
 }
 
-// The message of a command that is refused, after checks of its exit status and output.
+// Returns the message of a command that is refused, after checking its exit status and output.
 fn refused<S: AsRef<OsStr> + std::fmt::Debug>(arguments: &[S]) -> String {
     let output = mla(arguments);
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -182,7 +182,7 @@ fn bad_plans_are_refused_with_the_wrong_part() {
     for (line, parts) in refused::read(include_str!("refused/plans.txt")) {
         assert_refused(&words(line), &parts);
     }
-    // Help, where nothing at all was asked for.
+    // Without a subcommand, help is printed as an error.
     let output = mla(&["plan"]);
     assert_eq!((output.status.code(), &*output.stdout), (Some(2), &b""[..]));
     assert!(String::from_utf8(output.stderr).unwrap().contains("Usage"));
@@ -214,7 +214,7 @@ fn memory_is_what_the_layer_allocates() {
 fn memory_adds_up_and_what_fits_is_the_most_that_fits() {
     let line = "plan memory --model deepseek-v3 --heads 16 --requests 64 --step-tokens 1024";
     let plan = json(&format!("{line} --tokens 65 --rows 1024"));
-    // 2 pages of 64 tokens, 61 layers, rows of 1152 bytes.
+    // The plan has 2 pages of 64 tokens, 61 layers, and rows of 1152 bytes.
     assert_eq!((&plan["pages"], &plan["tokens"]), (&json!(2), &json!(128)));
     assert_eq!(plan["cache_bytes"], 61 * 128 * 1152);
     let regions = plan["regions"].as_array().unwrap();
@@ -261,7 +261,7 @@ fn memory_of_sparse_attention_has_the_index_caches_and_the_lists() {
             let region = regions.iter().find(|region| region["name"] == name);
             region.map(|region| region["bytes"].as_u64().unwrap())
         };
-        // 2 pages of 64 tokens; a key has 128 values of one byte and a scale.
+        // There are 2 pages of 64 tokens. An index key has 128 values of one byte, and a scale.
         assert_eq!(bytes("kv_cache"), Some(layers * 128 * 1152), "{model}");
         assert_eq!(bytes("index_cache"), Some(indexers * 128 * 132), "{model}");
         assert_eq!(bytes("slot_lists"), Some(1000 * 2048 * 4), "{model}");
@@ -284,7 +284,7 @@ fn memory_of_sparse_attention_has_the_index_caches_and_the_lists() {
     );
 }
 
-// The known backends among the candidates: what else is linked depends on features.
+// Keeps only known backends among the candidates, since other linked ones depend on features.
 fn known(mut report: Value) -> Value {
     for phase in ["prefill", "decode"] {
         let candidates = report[phase]["candidates"].as_array_mut().unwrap();
@@ -293,7 +293,7 @@ fn known(mut report: Value) -> Value {
     report
 }
 
-// Write the files anew with `MLA_BLESS=1 cargo test -p mla-cli`, and read what changed.
+// Write the files again with `MLA_BLESS=1 cargo test -p mla-cli`, and review the changes.
 #[test]
 fn explanations_are_those_on_file() {
     for (file, line) in [
@@ -344,7 +344,7 @@ fn explain_defaults_to_this_machine_and_the_model_s_own_numbers() {
     );
 }
 
-/// True if a backend has run on both GPUs, at the same commit or at one each.
+/// True if a backend ran on both GPUs, at the same commit or at one each.
 #[cfg(not(any(feature = "sm90", all(feature = "sm80", feature = "sm100"))))]
 fn has_run_on_hopper(table: &str) -> bool {
     // The table breaks lines between any two words.
@@ -355,7 +355,8 @@ fn has_run_on_hopper(table: &str) -> bool {
         .any(|gpus| runs.contains(&format!("has run on {gpus} (sm 9.0; ")))
 }
 
-// On every GPU since Ampere, with the portable family alone; without it, the feature is named.
+// With the portable family alone, its backends are selected on every GPU since Ampere. Without it,
+// its feature is named.
 #[test]
 #[cfg(not(any(feature = "sm90", feature = "sm100")))]
 fn the_portable_backends_are_selected_on_every_gpu_since_ampere() {
@@ -363,7 +364,7 @@ fn the_portable_backends_are_selected_on_every_gpu_since_ampere() {
         let table = printed(&format!("explain --sm {sm}"));
         let verdicts = match cfg!(feature = "sm80") {
             true => ["prefill: MMA_ATTN", "decode: MMA_MLA"],
-            // There the backends of Hopper's own family come first.
+            // On 9.0, the backends of Hopper's own family come first.
             false if sm == "9.0" => ["prefill: none that fits", "decode: none that fits"],
             false => [
                 "MMA_ATTN would be chosen: build with `--features sm80`",
@@ -373,9 +374,10 @@ fn the_portable_backends_are_selected_on_every_gpu_since_ampere() {
         for verdict in verdicts {
             assert!(table.contains(verdict), "{sm}: {table}");
         }
-        // The table has its declarations, and the GPUs it has run on.
+        // The table has the backend's declarations, and the GPUs that it has run on.
         assert!(has_run_on_hopper(&table), "{sm}: {table}");
-        // For a backend that cannot run on this GPU, or for dense attention, the reason is enough.
+        // For a backend that cannot run on this GPU, or that is not for dense attention, the reason
+        // suffices.
         let lines = table.lines();
         let refused: Vec<_> = lines
             .skip_while(|line| !line.starts_with(" WGMMA_MLA_SPARSE "))
@@ -403,9 +405,9 @@ fn explain_names_the_feature_that_a_backend_wants() {
     ] {
         assert!(table.lines().any(|given| given == line), "{table}");
     }
-    // It has run, though it is not in this program.
+    // The backend has run, though it is not in this program.
     assert!(has_run_on_hopper(&table), "{table}");
-    // There it speaks against them that the heads are too many as well.
+    // Here, the number of heads is a further reason against them.
     let table = printed("explain --sm 9.0 --heads 200 --query-len ragged");
     assert!(table.contains("decode: none fits\n"), "{table}");
 }
@@ -586,7 +588,8 @@ fn the_processor_runs_every_model_and_is_no_fallback_for_a_gpu() {
             let report = json(&format!(
                 "explain --model {model} --prefill CPU --decode CPU {rest}"
             ));
-            // Without a GPU these are this machine's; with one they are refused.
+            // Without a GPU, these backends are those of this machine. With a GPU, they are
+            // refused.
             match report["target"]["platform"].as_str() {
                 Some("cpu") => assert_eq!(selected(&report), (json!("CPU"), json!("CPU"))),
                 _ => assert_eq!(selected(&report), (Value::Null, Value::Null)),
@@ -621,7 +624,7 @@ fn the_selftest_tries_every_backend_of_the_processor() {
         assert!(lines.any(|line| line.contains(&right)), "{text}");
     }
     assert!(!text.contains("not for this device"), "{text}");
-    // Attention alone, and the layer.
+    // Both attention alone and the layer are timed.
     for case in ["8q1s4k", "q2k", "2q100_8q1s1k"] {
         assert!(
             text.lines().any(|line| line.trim_start().starts_with(case)),
@@ -629,7 +632,7 @@ fn the_selftest_tries_every_backend_of_the_processor() {
         );
     }
     assert!(text.ends_with("\nAll is right.\n"), "{text}");
-    // Its progress goes to standard error meanwhile.
+    // Meanwhile, its progress goes to standard error.
     let progress = String::from_utf8(output.stderr).unwrap();
     assert!(
         progress.lines().any(|line| line == "decode CPU: nan_rows"),
@@ -645,7 +648,7 @@ fn the_selftest_refuses_backends_that_are_not_there() {
     );
 }
 
-// In one sentence; with a GPU it would run.
+// The refusal is one sentence. With a GPU, the selftest would run.
 #[test]
 #[cfg(not(feature = "gpu"))]
 fn the_selftest_without_a_gpu_says_so() {
@@ -654,7 +657,7 @@ fn the_selftest_without_a_gpu_says_so() {
     assert!(message.contains("--device: given cuda, but"), "{message}");
 }
 
-/// Compares a text with a file, or writes the file anew.
+/// Compares a text with a file, or writes the file again.
 fn assert_on_file(path: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     if std::env::var_os("MLA_BLESS").is_some() {
@@ -677,7 +680,7 @@ fn the_page_of_support_is_what_the_command_prints() {
     }
 }
 
-/// The backends of a phase in a line, or the reasons against each.
+/// Returns the backends of a phase in a line, or the reasons against each.
 fn backends(support: &Value) -> String {
     let adapted = support["adapted"].as_array().unwrap();
     let adapted = adapted.iter().map(|it| it["name"].as_str().unwrap());
@@ -713,7 +716,7 @@ fn backends_or_reasons_of_every_model() {
                     backends(prefill)
                 ),
             };
-            // GPUs of one capability get the same.
+            // GPUs of one capability have the same line.
             if lines.last() != Some(&line) {
                 lines.push(line);
             }
@@ -743,7 +746,7 @@ fn unconfirmed_fields_and_refusals_are_said() {
             &["model_type: given \"deepseek_v4\"", "compressed caches"],
         );
     }
-    // A model with sinks is asked about with them.
+    // A model with sinks is explained with this feature.
     let report = json("explain --sm 9.0 --model hy4-preview");
     assert_eq!(report["features"], json!(["sinks"]));
 }

@@ -1,4 +1,4 @@
-//! `mla run` as a user runs it, on a model small enough for unoptimised code.
+//! Tests of `mla run` on a model small enough for unoptimised code.
 
 mod refused;
 
@@ -9,20 +9,20 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// A model with the widths of no kernel, but whose latent every cache format holds.
+/// A model with widths that no kernel has, but with a latent that every cache format can store.
 const CONFIG: &str = r#"{
     "kv_lora_rank": 128, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 40,
     "num_attention_heads": 3, "torch_dtype": "bfloat16"
 }"#;
 
-/// The same with an indexer, whose lists are shorter than most contexts of the test.
+/// The same model with an indexer, whose lists are shorter than most contexts of the test.
 const SPARSE: &str = r#"{
     "kv_lora_rank": 128, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 40,
     "num_attention_heads": 3, "torch_dtype": "bfloat16", "q_lora_rank": 48,
     "index_n_heads": 4, "index_head_dim": 32, "index_topk": 20, "indexer_rope_interleave": true
 }"#;
 
-/// The same with keys of pools of four tokens, and rows without a rotary part.
+/// The same model with pools of four tokens, and rows without a rotary part.
 const POOLED: &str = r#"{
     "kv_lora_rank": 128, "qk_nope_head_dim": 24, "qk_rope_head_dim": 0, "v_head_dim": 40,
     "num_attention_heads": 3, "torch_dtype": "bfloat16", "q_lora_rank": 48,
@@ -108,14 +108,14 @@ fn every_dtype_and_cache_format_agrees_with_the_reference() {
                 64.min(phase["tokens"].as_u64().unwrap() * 3)
             );
             assert!(phase["max_relative"].as_f64() <= phase["tolerance"].as_f64());
-            // Rounding leaves something: that nothing differs would mean that nothing was compared.
+            // Rounding leaves differences. If nothing differed, nothing would have been compared.
             assert!(phase["max_absolute"].as_f64().unwrap() > 0.0);
             assert!(phase["seconds"].as_f64().unwrap() > 0.0);
         }
     }
 }
 
-/// Runs a mixed batch of a model whose indexer chooses 20 tokens, checks the report, and returns
+/// Runs a mixed batch of a model whose indexer selects 20 tokens, checks the report, and returns
 /// the shapes of the index cache and of the lists.
 fn shapes_of_listed(config: &str, name: &str, dtype: &str, kv: &str) -> [String; 2] {
     let arguments = format!(
@@ -130,7 +130,7 @@ fn shapes_of_listed(config: &str, name: &str, dtype: &str, kv: &str) -> [String;
     assert_eq!(report["pass"], true, "{report:#}");
     let lists = &report["lists"];
     assert_eq!((&lists["topk"], &lists["lists"]), (&20.into(), &64.into()));
-    // A value between two codes is rare.
+    // A value that may be rounded to either of two codes is rare.
     assert!(lists["identical"].as_u64().unwrap() >= 60, "{lists}");
     assert!(lists["seconds"].as_f64().unwrap() > 0.0);
     let regions = report["memory"]["regions"].as_array().unwrap();
@@ -148,7 +148,8 @@ fn a_model_with_an_indexer_attends_to_its_lists() {
         ("f16", "f16 --split-cache"),
         ("bf16", "fp8_ds_mla"),
     ] {
-        // Pages of 5, 5, 5, 3, 3, 6 and 13 of 16 keys of 32 values and a scale.
+        // There are 5, 5, 5, 3, 3, 6 and 13 pages of 16 keys, with 32 values and a scale for each
+        // key.
         let shapes = shapes_of_listed(SPARSE, &format!("sparse_{dtype}_{kv}"), dtype, kv);
         assert_eq!(shapes, ["[1,40,16,36]", "[161,20]"]);
     }
@@ -190,7 +191,7 @@ fn a_model_with_an_indexer_attends_to_its_lists() {
 #[test]
 fn a_model_with_pooled_index_keys_attends_to_its_lists() {
     for (dtype, kv) in [("f32", "f32"), ("bf16", "bf16"), ("bf16", "fp8_ds_mla")] {
-        // Pages of 4 keys of 32 values and a scale, and of 8 tokens' own keys and gates.
+        // A page has 4 keys of 32 values and a scale, and the keys and gates of 8 tokens.
         let shapes = shapes_of_listed(POOLED, &format!("pooled_{dtype}_{kv}"), dtype, kv);
         assert_eq!(shapes, ["[1,40,1168]", "[161,23]"]);
     }
@@ -212,7 +213,7 @@ fn a_pipe_is_told_what_runs_before_it_ends() {
     let said = format!("running q1k of {} on cpu (", path.display());
     assert!(first.starts_with(&said), "{first}");
     run.kill().unwrap();
-    // It was told before there was a result.
+    // This line came before there was a result.
     let output = run.wait_with_output().unwrap();
     assert!(output.stdout.is_empty(), "{output:?}");
 }
@@ -243,7 +244,8 @@ fn the_memory_is_planned_for_the_batch() {
             .map(|r| r["bytes"].as_u64());
         bytes.flatten().sum::<u64>()
     };
-    // 3 + 3 + 7 pages of 32 rows of 136 values in bf16; rows are whole pages.
+    // There are 3 + 3 + 7 pages of 32 rows of 136 values in bf16. Rows are rounded up to whole
+    // pages.
     assert_eq!(region("kv_cache"), 13 * 32 * 136 * 2);
     assert_eq!(region("context_latent"), 64 * 128 * 2);
     let parts = [

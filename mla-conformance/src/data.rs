@@ -1,4 +1,4 @@
-//! Numbers of a case: in host memory, on a device, and their comparison.
+//! Numbers of a case in host memory and on a device, and their comparison.
 
 use super::Failure;
 use super::trial::Placement;
@@ -14,11 +14,11 @@ use mla_runtime::model::DType;
 use mla_runtime::spec::{BackendSpec, Feature, Problem};
 use mla_runtime::tensor::{ArrayRef, Layout, LseLayout, LseMut, Memory, TensorMut, TensorRef};
 
-/// Byte that makes a NaN in all formats, and no valid address, if every byte has it.
+/// Byte of poison. Memory that is filled with it holds NaN in all formats, and no valid address.
 pub(super) const POISON: u8 = 0xff;
 
-/// Random numbers, uniform in [−1, 1), the same on every machine and in every version: a failure
-/// repeats.
+/// Random numbers, uniform in [−1, 1). They are the same on every machine and in every version, so
+/// a failure repeats.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -39,13 +39,13 @@ impl Random {
     }
 }
 
-/// Returns the maximum difference between an output in `dtype`, an average of values below 1 in
-/// magnitude, and the reference.
+/// Returns the maximum difference between the reference and an output in `dtype`, an average of
+/// values below 1 in magnitude.
 ///
 /// f32 computes within a few roundings of the largest score, at most 8 here, times 2^−24. In f16
 /// and bf16 the output is rounded, and a kernel may round the softmax's weights to the same dtype
-/// before it multiplies them: each moves an average by at most half a unit in the last place of a
-/// value below 1, that is 2^−12 and 2^−9.
+/// before it multiplies them. Each rounding moves an average by at most half a unit in the last
+/// place of a value below 1. That is 2^−12 for f16 and 2^−9 for bf16.
 pub fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 2e-5,
@@ -55,10 +55,10 @@ pub fn tolerance(dtype: DType) -> f64 {
 }
 
 /// Maximum difference of a log-sum-exp in f32, relative to its magnitude if that is above 1. It
-/// holds for every dtype, unless the spec says that weights are rounded to it.
+/// holds for every dtype, unless the spec says that weights are rounded to that dtype.
 const LSE_TOLERANCE: f64 = 5e-5;
 
-/// Returns the maximum difference between the log-sum-exp of a backend and `want`: 0 if `want` is
+/// Returns the maximum difference between a backend's log-sum-exp and `want`. It is 0 if `want` is
 /// that of no keys.
 fn lse_tolerance(spec: &BackendSpec, dtype: DType, want: f64) -> f64 {
     if want.is_infinite() {
@@ -67,7 +67,7 @@ fn lse_tolerance(spec: &BackendSpec, dtype: DType, want: f64) -> f64 {
     LSE_TOLERANCE * want.abs().max(1.0) + spec.lse_precision.error(dtype)
 }
 
-/// The bits of a result, to be compared with those of another.
+/// The bits of a result, for comparison with another one.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Bits {
     pub(super) out: Vec<u8>,
@@ -75,7 +75,7 @@ pub struct Bits {
 }
 
 impl Bits {
-    /// Returns the bits of some of `tokens` tokens, whose rows lie one behind the other.
+    /// Returns the bits of a part of the `tokens` tokens. Their rows are contiguous.
     pub(super) fn of(&self, some: Range<usize>, tokens: usize) -> Self {
         let row = self.out.len() / tokens.max(1);
         let of_head = |lse: &[u8]| lse[4 * some.start..4 * some.end].to_vec();
@@ -125,8 +125,8 @@ pub(super) fn config(problem: Problem) -> LayerConfig {
     LayerConfig::new(problem, 1.0 / (problem.dims.head.qk().max(1) as f32).sqrt())
 }
 
-/// Returns a factor on the softmax scale for each query token of these requests, if a problem has
-/// them.
+/// Returns a factor on the softmax scale for each query token of these requests, if the problem has
+/// such factors.
 pub(super) fn query_scales(
     random: &mut Sequences,
     owners: &[usize],
@@ -152,7 +152,8 @@ pub(super) fn factor(scales: &Option<Vec<f32>>, token: usize) -> f64 {
         .map_or(1.0, |scales| f64::from(scales[token]))
 }
 
-/// Returns the placement of an output: with distances between its rows if the spec has any.
+/// Returns the placement of an output. It has distances between rows only if the spec supports
+/// them.
 pub(super) fn of_output(spec: &BackendSpec, placement: Placement) -> Placement {
     match spec.features.contains(Feature::StridedOutputs) {
         true => placement,
@@ -165,7 +166,7 @@ pub(super) fn longest(lens: &[usize]) -> usize {
     lens.iter().copied().max().unwrap_or(0)
 }
 
-/// Returns the first token of each request by the lengths, and the end of the last.
+/// Returns the first token of each request, and the end of the last one.
 pub(super) fn starts(lens: &[usize]) -> Vec<i32> {
     let mut starts = vec![0];
     for len in lens {
@@ -196,7 +197,7 @@ impl Tensor {
         }
     }
 
-    /// Makes a tensor of random numbers, whose rows are of these requests.
+    /// Makes a tensor of random numbers. `owners` has the request of each row.
     pub(super) fn random(
         (random, owners): (&mut Sequences, &[usize]),
         amplitude: f64,
@@ -240,7 +241,7 @@ impl Tensor {
         read(self.layout.dtype, &self.bytes, self.offset(t, h, k))
     }
 
-    /// Returns the first byte between the rows that is not poison any more.
+    /// Returns the first byte between the rows that no longer is poison.
     fn touched(&self) -> Option<usize> {
         let [tokens, heads, width] = self.layout.shape;
         let size = self.layout.dtype.bytes();
@@ -283,10 +284,10 @@ impl<D: Device> OnDevice<D> {
     }
 }
 
-/// Buffers to write.
+/// Buffers that can be written.
 pub(super) type Buffers<'a, D> = Vec<&'a mut <D as Memory>::Buffer>;
 
-/// Copies what each of some buffers holds to one of the same length.
+/// Copies the content of each buffer to another one of the same length.
 pub(super) fn copy_all<D: Device>(
     device: &D,
     from: Buffers<'_, D>,
@@ -299,8 +300,8 @@ pub(super) fn copy_all<D: Device>(
     Ok(())
 }
 
-/// The inputs of a call that some kernel writes late: their later contents, and their memory, which
-/// holds poison until then.
+/// Inputs of a call that a kernel writes late, with their later contents. Their memory holds poison
+/// until then.
 pub(super) struct FilledLater<D: Device>(Vec<D::Buffer>);
 
 impl<D: Device> FilledLater<D> {
@@ -314,7 +315,7 @@ impl<D: Device> FilledLater<D> {
         Ok(Self(staged))
     }
 
-    /// Enqueues the writes, of which the last one is under way when this returns.
+    /// Enqueues the writes. The last of them is still running when this returns.
     pub(super) fn write(
         &self,
         dependents: &dyn Dependents<D>,
@@ -327,7 +328,7 @@ impl<D: Device> FilledLater<D> {
     }
 }
 
-/// Copies to the device; an empty array gets some memory, too, so that it has an address.
+/// Copies bytes to the device. Even an empty array gets some memory, so that it has an address.
 pub(super) fn upload<D: Device>(device: &D, bytes: &[u8]) -> Result<D::Buffer> {
     let mut buffer = device.allocate(bytes.len().max(256))?;
     let (to, _) = D::split_mut(D::bytes_mut(&mut buffer), bytes.len());
@@ -420,7 +421,7 @@ impl<D: Device> Outputs<D> {
             .collect()
     }
 
-    /// Enqueues copies of the outputs, of which the first begins as early as it can.
+    /// Enqueues copies of the outputs. The first begins as early as it can.
     pub(super) fn copy_to(
         &self,
         copies: &mut [D::Buffer],
@@ -430,7 +431,7 @@ impl<D: Device> Outputs<D> {
         pairs.try_for_each(|(from, to)| dependents.copy_dependent(D::bytes(from), D::bytes_mut(to)))
     }
 
-    /// Returns the same outputs, with copies in the place of the memory that the backend wrote.
+    /// Returns the same outputs with these copies in place of the memory that the backend wrote.
     pub(super) fn with(mut self, copies: Vec<D::Buffer>) -> Self {
         let mut copies = copies.into_iter();
         self.out_buffer = copies.next().unwrap_or(self.out_buffer);
@@ -455,17 +456,17 @@ impl<D: Device> Outputs<D> {
     }
 }
 
-/// The values to which the tolerances of a row's outputs are relative.
+/// The value to which the tolerances of a row's outputs are relative.
 #[derive(Clone, Copy)]
 pub(super) enum Tolerances {
-    /// 1, or the value itself.
+    /// The output itself, or 1 if that is larger.
     Plain,
-    /// The largest value of this number of columns, of rows with scales of their own. If these are
-    /// no powers of two, a backend may round scaled scores: by this at most, relative to the
-    /// log-sum-exp.
+    /// The largest output in a group of this many columns, for rows with their own scales. If the
+    /// scales are no powers of two, a backend may round scaled scores. The second number then
+    /// bounds the difference this makes, relative to the log-sum-exp.
     Group(usize, f64),
-    /// The same as `Plain`, of queries and keys of this amplitude above 1: scores that are small
-    /// beside their terms keep the rounding errors of these terms.
+    /// The same as `Plain`, for queries and keys of this amplitude above 1. Small scores are then
+    /// sums of large terms, and they keep the rounding errors of these terms.
     Amplitude(f64),
 }
 
@@ -502,8 +503,8 @@ impl Written {
             Tolerances::Group(group, _) => {
                 let own = want[k / group * group..].iter().take(group);
                 let largest = own.fold(0.0, |max: f64, x| max.max(x.abs()));
-                // The roundings of weights do not cancel where values of both signs do; half of
-                // f16's smallest number comes on top.
+                // Roundings of weights do not cancel if values have both signs. Half of f16's
+                // smallest number is added.
                 let rounding = if dtype == DType::F16 {
                     2f64.powi(-25)
                 } else {
@@ -516,7 +517,7 @@ impl Written {
             let mut tolerance = allowed(k);
             let got = if self.problem.quant_output {
                 let code = self.out.bytes[(token * heads + head) * self.width + k];
-                // Rounding to e4m3: half a unit in the last of three places, and half of the
+                // Rounding to e4m3 adds half a unit in the last of three places, and half of the
                 // smallest number.
                 tolerance += want.abs() / 16.0 + f64::from(OUT_SCALE) / 1024.0;
                 reference::decode_e4m3(code) * f64::from(OUT_SCALE)
@@ -583,7 +584,7 @@ mod tests {
     use mla_runtime::model::MlaDims;
     use mla_runtime::spec::{LsePrecision, Phase, Platform};
 
-    /// Returns true if a log-sum-exp of `got` passes for one of `want`.
+    /// Returns true if `got` passes as a log-sum-exp of `want`.
     fn passes(precision: LsePrecision, dtype: DType, got: f32, want: f64) -> bool {
         let spec =
             BackendSpec::new("ROUNDED", Phase::Decode, Platform::Cpu).with_lse_precision(precision);
@@ -606,7 +607,7 @@ mod tests {
                 assert!(passes(LsePrecision::DType, dtype, off(rounding), want));
                 assert!(passes(LsePrecision::DType, dtype, off(-rounding), want));
                 assert!(!passes(LsePrecision::F32, dtype, off(rounding), want));
-                // Differences that no rounding explains are refused all the same.
+                // Larger differences than rounding explains are still refused.
                 assert!(!passes(
                     LsePrecision::DType,
                     dtype,

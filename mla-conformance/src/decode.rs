@@ -28,24 +28,25 @@ pub struct DecodeCase {
     pub problem: Problem,
     /// The query tokens of each request.
     pub query_lens: Vec<usize>,
-    /// The tokens of each request in the cache, its query tokens included.
+    /// The tokens of each request in the cache, including its query tokens.
     pub seq_lens: Vec<usize>,
-    /// Columns of the block table behind those that the longest request needs. If there are any,
-    /// the batch says that a request may have as many tokens as the table has room for.
+    /// Extra columns of the block table, beyond those that the longest request needs. If there are
+    /// any, the batch allows requests as long as the table has room for.
     pub spare_pages: usize,
-    /// Pages of the cache that no request has, in front of all others.
+    /// Pages of the cache in front of all others that belong to no request.
     pub unused_pages: usize,
-    /// The slots per query token, where the problem is sparse.
+    /// The slots per query token, if the problem is sparse.
     pub list_width: usize,
-    /// Maximum length of a dense request: it attends to all that it sees, by the block table.
+    /// Maximum length of a dense request. Such a request uses the block table and attends to all
+    /// that it sees.
     pub dense_within: usize,
-    /// The slots per query token of a second cache; 0: there is none.
+    /// The slots per query token of a second cache, or 0 if there is none.
     pub second_width: usize,
-    /// True if query tokens see their request up to themselves.
+    /// True if query tokens see their request only up to themselves.
     pub causal: bool,
-    /// True if each head has a sink: some of them infinite, if there are enough heads.
+    /// True if each head has a sink. If there are enough heads, some sinks are infinite.
     pub with_sinks: bool,
-    /// True if only some entries of each list count, by an array of counts.
+    /// True if an array of counts says how many entries of each list count.
     pub with_counts: bool,
     /// Elements between one token's rows and the next, in queries, and in outputs if the spec has
     /// [`StridedOutputs`](mla_runtime::spec::Feature::StridedOutputs).
@@ -56,32 +57,32 @@ pub struct DecodeCase {
     pub nan_queries: Vec<[usize; 3]>,
     /// Elements of cached rows that are NaN: `[request, position, column]`.
     pub nan_rows: Vec<[usize; 3]>,
-    /// Rewrites the scales of a cache whose rows, or groups of their values, have their own.
+    /// New scales for a cache whose rows, or groups of values, have their own scales.
     pub group_scales: Option<GroupScales>,
-    /// Format of the queries; `None`: the one that the backend asks for.
+    /// Format of the queries, or `None` for the one that the backend asks for.
     pub query_format: Option<QueryFormat>,
     /// The way in which the case is run.
     pub trial: Trial,
     /// Seed of the random numbers.
     pub seed: u64,
-    /// Seeds of each request's own numbers; none: all follow `seed`. Pages and sinks do in any
-    /// case.
+    /// Seeds for each request's own numbers. If empty, all numbers follow `seed`. Pages and sinks
+    /// always do.
     pub own_seeds: Vec<u64>,
 }
 
 /// Scales that are far apart.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupScales {
-    /// Exponents of the powers of two by which the scales of the four groups are multiplied: one
-    /// set for 40 rows of a request, the other for the next 40, in turn. A row of one scale takes
-    /// the first.
+    /// Exponents of the powers of two by which the scales of the four groups are multiplied. The
+    /// two sets alternate after every 40 rows of a request. A row with a single scale uses the
+    /// first exponent.
     pub exponents: [[i32; 4]; 2],
-    /// Factor of all scales, which is 1 if they are to be powers of two.
+    /// Factor of all scales. It is 1 if the scales have to be powers of two.
     pub factor: f64,
     /// The exponent of the power of two that multiplies the latent part of queries.
     pub queries: i32,
-    /// Rotary value of every second block of 40 rows; the other blocks have its negative. Rotary
-    /// values of queries are then 1. If it is 0, all of them are random.
+    /// Rotary value in every second block of 40 rows. The other blocks have its negative. Rotary
+    /// values of queries are then 1. If `lead` is 0, all rotary values are random.
     pub lead: f64,
 }
 
@@ -117,12 +118,12 @@ impl GroupScales {
 /// A cache in a device's memory.
 struct Stored<D: Device> {
     rows: OnBytes<D>,
-    /// Rotary keys in a tensor of their own.
+    /// Rotary keys, if they are in a separate tensor.
     rope: Option<OnBytes<D>>,
     layout: CacheLayout,
 }
 
-/// Bytes of a buffer.
+/// A buffer, and the range of the bytes in use.
 type OnBytes<D> = (<D as Memory>::Buffer, std::ops::Range<usize>);
 
 impl<D: Device> Stored<D> {
@@ -134,7 +135,7 @@ impl<D: Device> Stored<D> {
         device: &D,
     ) -> Result<Self> {
         let upload = |bytes: &[u8]| -> Result<OnBytes<D>> {
-            // Large caches have nothing in front, and are not copied on the host.
+            // Large caches have no bytes in front, so they need no copy on the host.
             let bytes = match start {
                 0 => Cow::Borrowed(bytes),
                 _ => Cow::Owned([&vec![POISON; start], bytes].concat()),
@@ -175,8 +176,8 @@ impl<D: Device> Stored<D> {
     }
 }
 
-// Splits rows into latents and rotary keys, each in a tensor of strides of its own, with poison
-// between them.
+// Splits rows into latents and rotary keys. Each part gets a tensor with its own strides, with
+// poison between rows.
 fn in_two_tensors(
     rows: &[u8],
     layout: &CacheLayout,
@@ -184,7 +185,7 @@ fn in_two_tensors(
 ) -> (Vec<u8>, Vec<u8>, CacheLayout) {
     let (format, dims) = (layout.format, layout.dims);
     let [latent, rope] = [format.latent_bytes(dims), format.rope_bytes(dims)];
-    // The pages of rotary keys have a larger gap behind them than those of latents.
+    // Pages of rotary keys have a larger gap behind them than pages of latents.
     let strides = |row, spare| {
         let row_stride = placement.row_bytes(bytes_of_element(format), row);
         CacheStrides {
@@ -215,7 +216,7 @@ fn bytes_of_element(format: KvFormat) -> usize {
 
 /// A case's inputs in a device's memory.
 pub(super) struct Inputs<D: Device> {
-    /// Latent and rotary parts, or both in one tensor.
+    /// Latent and rotary parts in two tensors, or both in one.
     queries: Vec<OnDevice<D>>,
     table: D::Buffer,
     lens: D::Buffer,
@@ -225,7 +226,7 @@ pub(super) struct Inputs<D: Device> {
     counts: Option<D::Buffer>,
     sinks: Option<D::Buffer>,
     query_scales: Option<D::Buffer>,
-    /// A second cache and its lists.
+    /// A second cache, and its lists.
     second: Option<(Stored<D>, D::Buffer)>,
 }
 
@@ -257,8 +258,8 @@ impl<D: Device> Inputs<D> {
         })
     }
 
-    /// Returns the batch, with lengths on the host only if the spec asks for them: other backends
-    /// cannot rely on them.
+    /// Returns the batch. It has lengths on the host only if the spec asks for them, since other
+    /// backends must not rely on them.
     fn batch<'a>(
         &'a self,
         data: &'a Step,
@@ -314,11 +315,11 @@ impl<D: Device> Inputs<D> {
 /// Maximum number of unused columns of a random batch's block table.
 const MAX_SPARE: usize = 300;
 
-/// Unused entry of a block table: far outside any cache.
+/// Unused entry of a block table, far outside any cache.
 const GARBAGE: i32 = 2_147_480_000;
 
 impl DecodeCase {
-    /// Makes a case with one query token per request, without gaps, with a log-sum-exp.
+    /// Makes a case with one query token per request, without gaps, and with a log-sum-exp.
     pub fn new(problem: Problem, seq_lens: &[usize]) -> Self {
         Self {
             problem,
@@ -369,7 +370,7 @@ impl<S: DecodeStage> Case<S> for DecodeCase {
             .with_decode_query_len(longest(&self.query_lens))
     }
 
-    /// Returns the same requests in another order, with other numbers.
+    /// Returns the same requests in another order and with other numbers.
     fn changed(&self) -> Self {
         let mut turned = Self {
             seed: self.seed + 1,
@@ -496,10 +497,10 @@ impl<S: DecodeStage> Case<S> for DecodeCase {
                 case.problem.heads as usize,
             )?)
             .with_query_scales(floats::<S::Device>(&inputs.query_scales, tokens)?);
-        // SAFETY: starts, lengths and pages are those of the case, for which the tensors, the cache
-        // and the block table were made; poison stands where the contract says that anything may,
-        // or is overwritten before the call reads it. State and metadata are this stage's, for
-        // requests as long as these, and prepared for the batch.
+        // SAFETY: starts, lengths and pages are those of the case. The tensors, the cache and the
+        // block table were made for them. Poison is only in places where the contract allows
+        // anything, or is overwritten before the call reads it. State and metadata belong to this
+        // stage, are made for requests as long as these, and are prepared for the batch.
         unsafe {
             call.stage
                 .decode(call.device, of_case, &mut call.state, &call.metadata)
@@ -507,20 +508,20 @@ impl<S: DecodeStage> Case<S> for DecodeCase {
     }
 }
 
-// The numbers of a case.
+// The inputs of a case in host memory.
 pub(super) struct Step {
-    /// The query and the sequence lengths, as a host has them.
+    /// The query lengths and the sequence lengths, on the host.
     host_lens: [Vec<u32>; 2],
     table: Vec<i32>,
     max_pages: usize,
-    // The maximum number of tokens of a request, as the batch says.
+    // The maximum number of tokens of a request that the batch states.
     max_seq_len: usize,
     cache: Vec<u8>,
     layout: CacheLayout,
     // The bytes in front of the cache.
     start: usize,
     placement: Placement,
-    // Slots of each request's tokens.
+    // Slots of the tokens of each request.
     slots: Vec<Vec<usize>>,
     // Queries, `[tokens, heads, L+R]` without gaps.
     query: Tensor,
@@ -540,13 +541,13 @@ struct Second {
 }
 
 impl Second {
-    // Makes a second cache, whose pages have another size than those of the first one.
+    // Makes a second cache with another page size than the first one.
     fn new(case: &DecodeCase, random: &mut Random, first: &CacheLayout, tokens: usize) -> Self {
         let page_size = first.page_size % 5 + 2;
         let mut layout = CacheLayout::contiguous(first.dims, first.format, 40, page_size);
         layout.scale = first.scale;
         let mut cache = vec![POISON; layout.pages * layout.page_stride];
-        // Every other row is poison, and in no list.
+        // Every second row is poison, and is in no list.
         for slot in (0..layout.slots()).step_by(2) {
             let bytes = random_row(random, &layout, &[]);
             let at = slot / page_size * layout.page_stride + slot % page_size * layout.row_stride;
@@ -585,8 +586,9 @@ fn random_row(random: &mut Random, layout: &CacheLayout, nan: &[usize]) -> Vec<u
     reference::encode_row(layout.format, latent, &row, f64::from(layout.scale))
 }
 
-// Writes the rows of every request, and its pages into the table, whose rows all have the same
-// number of columns. Returns the slots of each request's tokens. `pages` are taken in their order.
+// Writes the rows of every request into the cache, and its pages into the table. All rows of the
+// table have the same number of columns. `pages` are used in their order. Returns the slots of each
+// request's tokens.
 fn write_rows(
     random: &mut Sequences,
     case: &DecodeCase,
@@ -623,8 +625,8 @@ fn write_rows(
     slots
 }
 
-// Returns a number that is not a slot of a cache of `slots` slots: often the first one past the
-// end, or as far away as can be.
+// Returns a number that is not a slot of a cache of `slots` slots. It is often the first one past
+// the end, or far away.
 fn no_slot(random: &mut Random, slots: usize) -> i32 {
     match random.below(4) {
         0 => slots as i32,
@@ -634,8 +636,9 @@ fn no_slot(random: &mut Random, slots: usize) -> i32 {
     }
 }
 
-// Returns a list for each token, of slots with rows, and of numbers that are no slots. The rows are
-// those of all requests, or of the token's own if requests have numbers of their own.
+// Returns a list for each token. It has slots with rows, and numbers that are not slots. The rows
+// are those of all requests, or those of the token's own request if requests have their own
+// numbers.
 fn random_lists(
     random: &mut Sequences,
     case: &DecodeCase,
@@ -663,7 +666,7 @@ fn random_lists(
     entries
 }
 
-// Ends every other list, at random, at any of its entries: those behind are no slots.
+// Ends every other list, chosen at random, at a random entry. Later entries are not slots.
 fn end_some(random: &mut Random, entries: &mut [i32], width: usize) {
     for list in entries.chunks_mut(width.max(1)) {
         if random.below(2) == 0 {
@@ -672,8 +675,8 @@ fn end_some(random: &mut Random, entries: &mut [i32], width: usize) {
     }
 }
 
-// Returns the number of entries of each token's list that count: some below 0 and some past its
-// end.
+// Returns how many entries of each token's list count. Some counts are below 0, and some exceed the
+// list.
 fn random_counts(random: &mut Sequences, case: &DecodeCase) -> Vec<i32> {
     let mut count = |request: usize| match random.of(request).below(6) {
         0 => -3,
@@ -770,7 +773,7 @@ impl Step {
         }
     }
 
-    // Returns the queries in the format of a backend: in one tensor or two.
+    // Returns the queries in the format of a backend, in one tensor or two.
     fn queries(&self, format: QueryFormat) -> Vec<Tensor> {
         let dims = self.layout.dims;
         let (latent, row) = (dims.latent as usize, dims.row() as usize);

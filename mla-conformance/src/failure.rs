@@ -4,7 +4,7 @@ use mla_runtime::Error;
 use mla_runtime::select::SelectionError;
 use mla_runtime::spec::{Feature, Problem, Reasons, Target};
 
-/// Reason why a backend does not conform, and a remedy.
+/// The reason why a backend does not conform, with a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
@@ -18,7 +18,7 @@ pub enum Failure {
         name: &'static str,
         /// The device's hardware.
         target: Target,
-        /// The reasons against the plainest problem.
+        /// The reasons against the plainest problem of the suite.
         reasons: Box<Reasons>,
     },
     /// The implementation refuses what the spec accepts.
@@ -59,7 +59,7 @@ pub enum Failure {
         /// The maximum difference.
         tolerance: f64,
     },
-    /// Memory beside the output's rows was written.
+    /// Memory between the output's rows was written.
     #[error(
         "{name}: wrote byte {byte} of {tensor}, which lies between its rows, for {}. Use the \
          strides of the output's layout",
@@ -75,18 +75,18 @@ pub enum Failure {
         /// Index of the byte that was written.
         byte: usize,
     },
-    /// Something goes wrong only when the backend is held to one of its promises.
+    /// A case fails only when the backend is held to one of its promises.
     #[error("{name}: {}: {failure}. {}", promise.tried(), promise.remedy())]
     Broken {
         /// The backend.
         name: &'static str,
         /// The promise.
         promise: Promise,
-        /// The failure of a case that is right otherwise.
+        /// The failure of the case, which passes without the promise.
         #[source]
         failure: Box<Self>,
     },
-    /// The state and the metadata take more memory than is said.
+    /// State and metadata take more memory than `workspace_bytes` says.
     #[error(
         "{name}: state and metadata allocate {allocated} bytes, but `workspace_bytes` says {said}, \
          for {}. Count all of them",
@@ -102,7 +102,7 @@ pub enum Failure {
         /// The bytes that were allocated.
         allocated: u64,
     },
-    /// Memory beside the state's and the metadata's own was written.
+    /// Memory outside the state and the metadata was written.
     #[error(
         "{name}: wrote beyond its workspace, {damage}, for {}. Let `workspace_bytes` and `state` \
          take as much as the kernels write, or refuse what needs more",
@@ -113,11 +113,11 @@ pub enum Failure {
         name: &'static str,
         /// The problem that was computed.
         problem: Box<Problem>,
-        /// The place that was written.
+        /// The memory that was written.
         damage: String,
     },
-    /// Two runs over the same inputs differ, though the spec says `deterministic`, or a request
-    /// has other bits than alone, though it says `batch_invariant`.
+    /// Two runs with the same inputs differ, although the spec says `deterministic`. Or a request
+    /// has other bits than when it runs alone, although the spec says `batch_invariant`.
     #[error(
         "{name}: {how}, for {}. Make the order of additions the same in every run, or remove the \
          feature `{feature}`",
@@ -133,23 +133,23 @@ pub enum Failure {
         /// Description of the second run.
         how: &'static str,
     },
-    /// The registry does not give the backend.
+    /// The registry does not return the backend.
     #[error("{name}: the registry does not give it: {error}")]
     Unregistered {
         /// The backend.
         name: &'static str,
-        /// The reason of the registry.
+        /// The registry's reason.
         #[source]
         error: Box<SelectionError>,
     },
-    /// A device takes an operand that does not fit, or refuses it by another name.
+    /// A device accepts an operand that does not fit, or refuses it under another name.
     #[error(
         "{name}, which does not fit: {said}. Refuse it by this name before anything is written"
     )]
     NotRefused {
         /// The operand.
         name: &'static str,
-        /// The error, or the lack of one.
+        /// The error, or a text that says that there was none.
         said: String,
     },
     /// The device failed before the backend was called.
@@ -157,12 +157,12 @@ pub enum Failure {
     Device(#[from] Error),
 }
 
-/// A promise of a spec that a case holds a backend to.
+/// A promise of a spec that a case tests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Promise {
-    /// The key `dependent_launch`; without it, the promise of the device that nothing overlaps with
-    /// the backend's calls.
+    /// The key `dependent_launch`. Without it, the device promises that nothing overlaps with the
+    /// backend's calls.
     DependentLaunch,
     /// The key `graphs`.
     Graphs,
@@ -171,7 +171,7 @@ pub enum Promise {
 }
 
 impl Promise {
-    /// Wraps the failure of a case that is right without the promise.
+    /// Wraps the failure of a case that passes without the promise.
     pub(crate) fn broken(self, name: &'static str) -> impl FnOnce(Failure) -> Failure {
         move |failure| Failure::Broken {
             name,

@@ -1,5 +1,5 @@
-//! Checks that a backend does what its spec says: every correctness case, against the f64
-//! [`reference`](mod@reference).
+//! Checks that a backend does what its spec says: it runs every correctness case and compares the
+//! results with the f64 [`reference`](mod@reference).
 //!
 //! One line in a test file makes a test of each case, for any backend on any device:
 //!
@@ -18,22 +18,24 @@
 //! # fn main() {}
 //! ```
 //!
-//! A case tries what the [spec](mla_runtime::spec::BackendSpec) accepts and nothing else: its
-//! dtypes, cache formats, dimensions, numbers of heads, page sizes and query lengths. A spec that
-//! promises more than the implementation keeps is therefore found, and the [`Failure`] says which
-//! key to narrow. Memory that no result may depend on is hostile: NaN in every slot without a token
-//! and between rows, nonsense in unused entries of the block table, and outputs that begin as NaN
-//! and may not be touched beside their rows. A NaN in what a row attends to is NaN in its output,
-//! and in no other row's.
+//! The cases try exactly what the [spec](mla_runtime::spec::BackendSpec) accepts: its dtypes, cache
+//! formats, dimensions, numbers of heads, page sizes and query lengths. If a spec promises more
+//! than the implementation keeps, a case fails, and the [`Failure`] says which key to narrow.
+//! Memory that no result may depend on has misleading contents. Slots without a token and gaps
+//! between rows hold NaN, and unused entries of the block table hold invalid pages. Outputs begin
+//! as NaN, and the gaps between their rows must not be written. If a row attends to a NaN, its
+//! output must be NaN, and the outputs of other rows must not.
 //!
-//! Promises of a spec beside numbers are tried by a [`Trial`], as far as the device has the means:
-//! kernels that overlap, graphs that are replayed with other inputs, guards around workspaces, and
-//! tensors that are no better aligned than is asked for. `docs/new-backend.md` says of each key and
-//! each feature which topic fails if it is not kept.
+//! A [`Trial`] tests promises of a spec that are not about numbers, if the device supports the
+//! test. There are trials with overlapping kernels, with graphs that are replayed with other
+//! inputs, with guards around workspaces, and with tensors of exactly the required alignment.
+//! `docs/new-backend.md` lists, for each key and each feature, the topic that fails if the promise
+//! is broken.
 //!
-//! [`refusals()`] is for a device: its operations refuse what does not fit, by the operand's name.
+//! [`refusals()`] tests a device: its operations must refuse operands that do not fit, in errors
+//! that name the operand.
 //!
-//! [`DecodeCase`] and [`PrefillCase`] are the cases' building blocks, for tests of one's own.
+//! [`DecodeCase`] and [`PrefillCase`] are the cases' building blocks, for tests of your own.
 
 mod cases;
 mod data;
@@ -55,7 +57,7 @@ pub use refusals::refusals;
 pub use topic::{DecodeTopic, PrefillTopic};
 pub use trial::Trial;
 
-/// Defines one test of the macros of topics.
+/// Defines one test for the macros of topics.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_test {

@@ -26,7 +26,8 @@ pub struct PrefillCase {
     pub query_lens: Vec<usize>,
     /// The keys of each request.
     pub key_lens: Vec<usize>,
-    /// True if the keys are the new tokens'; false if they are a context chunk's.
+    /// True if the keys are those of the new tokens, and false if they are those of a context
+    /// chunk.
     pub causal: bool,
     /// True if the new tokens see all keys of their request.
     pub see_each_other: bool,
@@ -35,30 +36,31 @@ pub struct PrefillCase {
     pub gap: usize,
     /// Amplitude of queries and keys.
     pub amplitude: f64,
-    /// Maximum number of query tokens and of keys of a request that the call states; `None`: the
-    /// exact ones. If there are any, a replay has other lengths than the capture.
+    /// Maximum number of query tokens and of keys of a request that the call states, or `None` for
+    /// the exact numbers. With maxima, a replay has other lengths than the capture.
     pub bounds: Option<[usize; 2]>,
-    /// True if the log-sum-exp is asked for; of a context chunk it always is.
+    /// True if the log-sum-exp is asked for. For a context chunk it always is.
     pub lse: bool,
     /// Elements of the queries that are NaN: `[token, head, column]` of `[Tq, H, P+R]`.
     pub nan_queries: Vec<[usize; 3]>,
-    /// Elements of the keys that are NaN: `[token, head, column]` of `[Tk, H, P+R]`. From column P
-    /// on all heads share a token's key.
+    /// Elements of the keys that are NaN: `[token, head, column]` of `[Tk, H, P+R]`. All heads of a
+    /// token share the columns from P on.
     pub nan_keys: Vec<[usize; 3]>,
     /// Elements of the values that are NaN: `[token, head, column]` of `[Tk, H, V]`.
     pub nan_values: Vec<[usize; 3]>,
-    /// Layout of the keys; `None`: the one that the backend asks for.
+    /// Layout of the keys, or `None` for the one that the backend asks for.
     pub key_layout: Option<KeyLayout>,
     /// The way in which the case is run.
     pub trial: Trial,
     /// Seed of the random numbers.
     pub seed: u64,
-    /// Seeds of each request's own numbers; none: all follow `seed`.
+    /// Seeds for each request's own numbers. If empty, all numbers follow `seed`.
     pub own_seeds: Vec<u64>,
 }
 
 impl PrefillCase {
-    /// Makes a case of new tokens, as many queries as keys, without gaps, with a log-sum-exp.
+    /// Makes a case of new tokens with equal numbers of queries and keys, without gaps, with a
+    /// log-sum-exp.
     pub fn new(problem: Problem, lens: &[usize]) -> Self {
         Self {
             problem,
@@ -108,7 +110,7 @@ impl<S: PrefillStage> Case<S> for PrefillCase {
             ..self.clone()
         };
         if self.bounds.is_some() && self.own_seeds.is_empty() {
-            // Another request has all that the first one had.
+            // Another request takes the lengths of the first one.
             for lens in [&mut changed.query_lens, &mut changed.key_lens] {
                 lens.rotate_right(1);
                 if let [first, second, ..] = &mut lens[..] {
@@ -208,9 +210,9 @@ impl<S: PrefillStage> Case<S> for PrefillCase {
             .with_lse(lse)
             .with_chunk((!case.causal).then_some(of_chunk))
             .with_causal(!case.see_each_other);
-        // SAFETY: the starts are sums of the case's lengths and end at the tensors' rows, and the
-        // call's maxima are those of the lengths; state and metadata are this stage's, prepared for
-        // the batch.
+        // SAFETY: the starts are sums of the case's lengths and end at the tensors' rows. The
+        // call's maxima are those of the lengths. State and metadata belong to this stage and are
+        // prepared for the batch.
         unsafe {
             call.stage
                 .prefill(call.device, of_case, &mut call.state, &call.metadata)
@@ -278,7 +280,7 @@ impl Numbers {
         }
     }
 
-    // Returns the keys in the layout of a backend: in two tensors or one.
+    // Returns the keys in the layout of a backend, in two tensors or one.
     fn keys(&self, layout: KeyLayout) -> Vec<Tensor> {
         let ([_, heads, qk], [keys, ..]) = (self.query.layout.shape, self.values.layout.shape);
         let dtype = self.query.layout.dtype;
@@ -331,11 +333,11 @@ impl Numbers {
     }
 }
 
-// The lengths of a call's requests, in the form of plans.
+// The lengths of a call's requests, in the form that plans use.
 struct Lens {
     query: Vec<u32>,
     key: Vec<u32>,
-    // Lengths in tokens whose keys are not of a context.
+    // Lengths in tokens whose keys do not belong to a context.
     own: Vec<u32>,
 }
 
@@ -364,7 +366,7 @@ impl Lens {
 // A case's inputs in a device's memory.
 pub(super) struct Inputs<D: Device> {
     query: OnDevice<D>,
-    // The two parts of the keys, or both in one tensor.
+    // The two parts of the keys in two tensors, or both in one.
     keys: Vec<OnDevice<D>>,
     values: OnDevice<D>,
     query_starts: D::Buffer,

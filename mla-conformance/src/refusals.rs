@@ -1,4 +1,4 @@
-//! The refusals of a device's operations: one table for every device.
+//! The refusals of a device's operations, in one table for all devices.
 
 use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
@@ -11,9 +11,9 @@ use mla_runtime::{Error, Result};
 use super::Failure;
 use super::data::{POISON, upload};
 
-/// Bytes of the memory that operands lie in.
+/// Bytes of the memory that holds the operands.
 const BYTES: usize = 4096;
-/// Pages of two rows of four latent and two rotary values.
+/// A cache with pages of two rows. A row has four latent and two rotary values.
 const CACHE: CacheLayout = CacheLayout::contiguous(
     MlaDims::new(4, HeadDims::new(2, 2, 2)),
     KvFormat::BF16,
@@ -21,7 +21,8 @@ const CACHE: CacheLayout = CacheLayout::contiguous(
     2,
 );
 
-/// Views of memory that is read, whatever it holds: what does not fit is refused before.
+/// Views of memory for reading. Its contents do not matter, since operands that do not fit are
+/// refused first.
 struct Read<'a, D: Device>(D::Bytes<'a>);
 
 impl<'a, D: Device> Read<'a, D> {
@@ -51,14 +52,14 @@ impl<D: Device> Write<'_, D> {
         TensorMut::new(D::reborrow(&mut self.0), layout)
     }
 
-    /// Two tensors.
+    /// Returns two tensors.
     fn two(&mut self, shapes: [[usize; 3]; 2]) -> Result<[TensorMut<'_, D>; 2]> {
         let (a, b) = D::split_mut(D::reborrow(&mut self.0), BYTES / 2);
         let [first, second] = shapes.map(|shape| Layout::contiguous(DType::BF16, shape));
         Ok([TensorMut::new(a, first)?, TensorMut::new(b, second)?])
     }
 
-    /// A result, with its log-sum-exp.
+    /// Returns a result with its log-sum-exp.
     fn result(
         &mut self,
         shape: [usize; 3],
@@ -77,13 +78,13 @@ impl<D: Device> Write<'_, D> {
     }
 }
 
-/// An operand's name, and an operation in which that operand does not fit the others.
+/// The name of an operand, and an operation with such an operand that does not fit.
 type Refused<D> = (
     &'static str,
     fn(&D, Read<'_, D>, Write<'_, D>) -> Result<()>,
 );
 
-/// The operations of a device that [scales outputs](Device::scales_outputs).
+/// Lists the operations of a device that [scales outputs](Device::scales_outputs).
 fn of_outputs<D: Device>() -> Vec<Refused<D>> {
     vec![
         ("sinks", |device, from, mut to| {
@@ -189,12 +190,12 @@ fn table<D: Device>() -> Vec<Refused<D>> {
     ]
 }
 
-/// Runs operations of a device with operands that do not fit: each is refused by the operand's
-/// name, and nothing is written.
+/// Runs operations of a device with operands that do not fit. Each has to be refused with the
+/// operand's name, and nothing may be written.
 ///
 /// # Errors
 ///
-/// Names the first operation that does otherwise, or the device's failure.
+/// Names the first operation that does otherwise, or returns the device's failure.
 pub fn refusals<D: Device>(device: &D) -> std::result::Result<(), Failure> {
     let poison = [POISON; BYTES];
     let from = upload(device, &poison)?;

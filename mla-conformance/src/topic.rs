@@ -1,7 +1,9 @@
-//! Topics of the tests of a backend.
+//! Topics of the tests for a backend.
 
-/// An enumeration of topics, each with the name of its test, and a macro that defines the tests:
-/// one phase's own topics, and those of both. `$d` is a dollar of that macro.
+/// Defines an enumeration of topics, each with the name of its test, and a macro that defines the
+/// tests.
+///
+/// The topics are those of one phase, and those of both. `$d` is a dollar of that macro.
 macro_rules! topics {
     (
         ($d:tt) $(#[$about:meta])* $name:ident
@@ -11,27 +13,28 @@ macro_rules! topics {
             @ ($d) $(#[$about])* $name
             $(#[$about_macro])* $macro, $run {
                 $($own)*
-                /// Quantised outputs, where the spec has them.
+                /// Quantised outputs, if the spec has them.
                 QuantisedOutputs = quantised_outputs,
-                /// The same call again, bit for bit, where the spec says that it is deterministic.
+                /// The same call twice with equal bits, if the spec says that it is deterministic.
                 Repetition = repetition,
-                /// Each request alone and among others, bit for bit, where the spec says that it is
+                /// Each request alone and among others with equal bits, if the spec says that it is
                 /// batch-invariant.
                 BatchInvariance = batch_invariance,
-                /// Programmatic dependent launch: inputs that the kernel before writes late, and a
-                /// kernel behind that begins early. It is tried whatever the spec says, since the
-                /// device fences other backends, and only on a device whose kernels overlap.
+                /// Programmatic dependent launch: the preceding kernel writes inputs late, and the
+                /// following kernel begins early. This topic does not depend on the spec, since the
+                /// device puts fences around other backends. It is tried only on a device whose
+                /// kernels overlap.
                 DependentLaunch = dependent_launch,
-                /// Captured into a graph and replayed with other inputs, where the spec says that
-                /// it can be and the device has graphs.
+                /// Capture into a graph, which is replayed with other inputs, if the spec says that
+                /// it can be captured and the device has graphs.
                 Graphs = graphs,
-                /// State and metadata have the size that `workspace_bytes` says. Nothing is written
-                /// beyond them, if the device has guards to tell, and a step that exceeds their
-                /// limits is refused, or right.
+                /// State and metadata have the size that `workspace_bytes` says. If the device has
+                /// guards, they show that nothing is written beyond state and metadata. A step that
+                /// exceeds their limits is refused, or gives the right results.
                 Workspace = workspace_bytes,
-                /// Tensors that are as aligned as the spec asks for, and no better.
+                /// Tensors with exactly the alignment that the spec asks for.
                 Alignment = alignment,
-                /// The backend as a registry gives it by name.
+                /// The backend as a registry returns it by name.
                 ThroughTheRegistry = through_the_registry,
             }
         }
@@ -53,7 +56,7 @@ macro_rules! topics {
             /// All topics.
             pub const ALL: &[Self] = &[$(Self::$topic,)*];
 
-            /// Returns the name of the topic, which is that of its test.
+            /// Returns the name of the topic, which is also the name of its test.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$topic => stringify!($test),)*
@@ -79,13 +82,14 @@ macro_rules! topics {
 
 topics! {
     ($)
-    /// Topic of a test of a decode backend.
+    /// A topic of the tests for a decode backend.
     DecodeTopic
 
-    /// Defines a test of each [`DecodeTopic`], for a backend on a device:
+    /// Defines a test for each [`DecodeTopic`], for a backend on a device:
     /// `decode_conformance!(#[attributes]… Backend, device)`. See [the crate](crate).
     decode_conformance, decode {
-        /// Requests of one query token each, with contexts around the ends of pages, and with none.
+        /// Requests of one query token each, with contexts around the ends of pages, and without
+        /// context.
         SingleTokens = single_tokens,
         /// Equal and different numbers of query tokens.
         QueryLengths = query_lengths,
@@ -93,84 +97,88 @@ topics! {
         Formats = dtypes_and_cache_formats,
         /// Every width of a cache row.
         Dimensions = dimensions,
-        /// Few heads, many, odd numbers.
+        /// Few heads, many heads, and odd numbers of heads.
         Heads = heads,
         /// Every page size, or some.
         PageSizes = page_sizes,
         /// Contexts that are worth splitting.
         LongContexts = long_contexts,
-        /// Batches whose maximum length is above the lengths of their requests, in the block table
-        /// or the lists of slots: a backend may choose other kernels by the maximum.
+        /// Batches whose stated maximum length exceeds the lengths of their requests, in the block
+        /// table or in the lists of slots. A backend may choose other kernels by the maximum.
         LongTables = long_tables,
-        /// Queries with gaps between tokens, and outputs if the spec says so; no log-sum-exp.
+        /// Gaps between tokens in queries, and in outputs if the spec allows them, without
+        /// log-sum-exp.
         Strides = strides,
-        /// No request, no query token, no context.
+        /// Batches without requests, without query tokens, or without context.
         EmptyBatches = empty_batches,
-        /// A NaN in a query: in its row's output, and in no other, where the spec promises that.
+        /// A NaN in a query. It must appear in the output of its row and in no other, if the spec
+        /// promises that.
         NanQueries = nan_queries,
-        /// A NaN in a cache row: in the outputs of those that see the row, and in no other, where
-        /// the spec promises that.
+        /// A NaN in a cache row. It must appear in the outputs of queries that see the row and in
+        /// no other, if the spec promises that.
         NanRows = nan_rows,
-        /// Scales that are far apart, of groups of latent values within a row and from row to row,
-        /// for cache formats whose rows have scales. Each group's outputs are held to a tolerance
-        /// of its own.
+        /// Scales that are far apart between groups of latent values in a row, and between rows.
+        /// This is for cache formats with scales in their rows. Each group's outputs have a
+        /// tolerance of their own.
         GroupScales = group_scales,
-        /// Lists of slots, where the spec has them.
+        /// Lists of slots, if the spec has them.
         SlotLists = slot_lists,
-        /// Requests of a sparse call that attend to all of their tokens, where the spec has them.
+        /// Requests of a sparse call that attend to all of their tokens, if the spec has them.
         DenseRequests = dense_requests,
-        /// A second cache with lists of its own, where the spec has it.
+        /// A second cache with its own lists, if the spec has it.
         SecondCache = second_cache,
-        /// A cache of two tensors with strides of their own, where the spec has it: the cases of
+        /// A cache of two tensors with separate strides, if the spec has it. The cases are those of
         /// the topics that read a cache.
         SplitCache = split_cache,
-        /// Query tokens that see all of their request, where the spec has them.
+        /// Query tokens that see their whole request, if the spec has them.
         NonCausal = non_causal,
-        /// A score for each head that takes part in the softmax without a value, where the spec has
+        /// A score for each head that takes part in the softmax without a value, if the spec has
         /// it.
         Sinks = sinks,
-        /// A factor on the softmax scale for each query token, where the spec has them.
+        /// A factor on the softmax scale for each query token, if the spec has such factors.
         QueryScales = query_scales,
     }
 }
 
 topics! {
     ($)
-    /// Topic of a test of a prefill backend.
+    /// A topic of the tests for a prefill backend.
     PrefillTopic
 
-    /// Defines a test of each [`PrefillTopic`], for a backend on a device:
+    /// Defines a test for each [`PrefillTopic`], for a backend on a device:
     /// `prefill_conformance!(#[attributes]… Backend, device)`. See [the crate](crate).
     prefill_conformance, prefill {
         /// Causal attention of prompts of different lengths.
         NewTokens = new_tokens,
-        /// More keys than queries, and fewer, aligned at the end.
+        /// More keys than queries, and fewer. Both are aligned at the end.
         MoreOrFewerKeys = more_or_fewer_keys,
-        /// Attention to context, not causal, with requests that have none.
+        /// Attention to a context without causal mask, with some requests that have no context.
         ContextChunks = context_chunks,
-        /// New tokens that see each other, where the spec has them.
+        /// New tokens that see each other, if the spec has them.
         NonCausal = non_causal,
-        /// A factor on the softmax scale for each query token, where the spec has them.
+        /// A factor on the softmax scale for each query token, if the spec has such factors.
         QueryScales = query_scales,
         /// Every dtype.
         DTypes = dtypes,
         /// Every (P,R,V).
         Dimensions = dimensions,
-        /// Few heads, many, odd numbers.
+        /// Few heads, many heads, and odd numbers of heads.
         Heads = heads,
-        /// Prompts of several tiles, and batches of which one request has most of the keys.
+        /// Prompts of several tiles, and batches in which one request has most of the keys.
         LongPrompts = long_prompts,
-        /// Inputs with gaps between tokens, and outputs if the spec says so; no log-sum-exp.
+        /// Gaps between tokens in inputs, and in outputs if the spec allows them, without
+        /// log-sum-exp.
         Strides = strides,
-        /// No request, no token, no key.
+        /// Batches without requests, without tokens, or without keys.
         EmptyBatches = empty_batches,
-        /// A NaN in a query: in its row's output, and in no other, where the spec promises that.
-        NanQueries = nan_queries,
-        /// A NaN in a key: in the outputs of the rows that see it, and in no other, where the spec
+        /// A NaN in a query. It must appear in the output of its row and in no other, if the spec
         /// promises that.
+        NanQueries = nan_queries,
+        /// A NaN in a key. It must appear in the outputs of rows that see the key and in no other,
+        /// if the spec promises that.
         NanKeys = nan_keys,
-        /// A NaN in a value: in its column of the rows that see it, and nowhere else, where the
-        /// spec promises that.
+        /// A NaN in a value. It must appear in its column of the rows that see it and nowhere else,
+        /// if the spec promises that.
         NanValues = nan_values,
     }
 }

@@ -3,51 +3,52 @@
 use mla_runtime::model::DType;
 use mla_runtime::spec::BackendSpec;
 
-/// A way in which a case is run. A trial for which the device has no means, such as graphs on a
-/// processor, is not run there, and gives no bits.
+/// A way in which a case is run. If the device does not support a trial, such as graphs on a CPU,
+/// the trial is skipped and gives no bits.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Trial {
-    /// Run once, without conditions.
+    /// One run without further conditions.
     #[default]
     Once,
-    /// Run twice with one state: with the same bits.
+    /// Two runs with one state, which must give the same bits.
     Repeated,
-    /// Run between two kernels: the one before lets its dependents begin at its start and writes
-    /// the queries late; the one behind begins as early as it may, waits for the kernel before it,
-    /// and copies the results.
+    /// A run between two overlapping kernels. The preceding kernel lets its dependents begin at its
+    /// start and writes the queries late. The following kernel begins as early as it can, waits for
+    /// the preceding kernel, and copies the results.
     LateQueries,
-    /// The same, but the late input is what queries attend to: the rows of the cache, or the
-    /// values.
+    /// The same, but with other late inputs: the rows of the cache, or the values.
     LateRows,
-    /// Run as a captured graph, which is replayed with the numbers of another seed and, of a
-    /// decode, the requests' lengths in another order.
+    /// A captured graph, which is replayed with the numbers of another seed. In decode, the
+    /// requests' lengths are also in another order.
     Replayed,
-    /// Run with a state and metadata between guards, which allocate no more than is said.
+    /// A run with guards around state and metadata. They must not allocate more than
+    /// `workspace_bytes` says.
     Guarded,
-    /// Run with a state and metadata for fewer requests, tokens and pages: refused, or right, and
-    /// nothing written beyond them.
+    /// A run with a state and metadata for fewer requests, tokens and pages. It must be refused or
+    /// be right, and must not write beyond them.
     BeyondLimits,
-    /// Run with all requests, then each request alone, then this number of batches of some of them,
-    /// and captured and replayed as well: each request has the bits that it has alone. The batches
-    /// are random: their requests, the order, padding, pages, the width of the block table and the
-    /// maximum lengths that the call states. Requests have numbers of their own.
+    /// All requests run together, then each one alone, then in this number of random batches of
+    /// some of them. The batches are also captured and replayed. Each request must always have the
+    /// bits that it has alone. Random are the requests of a batch, their order, padding, pages, the
+    /// width of the block table and the maximum lengths that the call states. Each request has its
+    /// own numbers.
     AmongOthers(u32),
-    /// Run with tensors whose addresses, and distances between tokens and cache rows, are odd
-    /// multiples of the spec's alignment.
+    /// A run in which tensors' addresses and the distances between tokens and between cache rows
+    /// are odd multiples of the spec's alignment.
     ExactlyAligned,
 }
 
-/// Placement of a case's tensors in memory.
+/// The placement of a case's tensors in memory.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Placement {
     /// Elements between one token's rows and the next.
     gap: usize,
-    /// True if there may be any distance between them.
+    /// True if any distance between rows is allowed.
     is_apart: bool,
-    /// Addresses and distances are odd multiples of this, in bytes; 0: no such rule.
+    /// Addresses and distances are odd multiples of this number of bytes. 0 means no such rule.
     alignment: usize,
-    /// Cache rows lie at multiples of this, in bytes; 0: no such rule.
+    /// Cache rows lie at multiples of this number of bytes. 0 means no such rule.
     unit: usize,
 }
 
@@ -64,7 +65,7 @@ impl Placement {
         }
     }
 
-    /// The same without distances between rows.
+    /// Returns the same placement without distances between rows.
     pub(crate) fn contiguous(self) -> Self {
         Self {
             is_apart: false,
@@ -72,7 +73,7 @@ impl Placement {
         }
     }
 
-    /// Bytes in front of a tensor of elements of `element` bytes.
+    /// Returns the bytes in front of a tensor with elements of `element` bytes.
     pub(crate) fn start(self, element: usize) -> usize {
         match self.alignment {
             0 => 0,
@@ -80,7 +81,7 @@ impl Placement {
         }
     }
 
-    /// The elements from one token to the next, of `row` elements each.
+    /// Returns the elements from one token to the next, which have `row` elements each.
     pub(crate) fn stride(self, dtype: DType, row: usize) -> usize {
         match self.is_apart {
             true => self.row_bytes(dtype.bytes(), row * dtype.bytes()) / dtype.bytes() + self.gap,
@@ -88,7 +89,7 @@ impl Placement {
         }
     }
 
-    /// The bytes from one row of `bytes` to the next.
+    /// Returns the bytes from one row of `bytes` bytes to the next.
     pub(crate) fn row_bytes(self, element: usize, bytes: usize) -> usize {
         match self.start(element) {
             0 => bytes,
@@ -96,7 +97,7 @@ impl Placement {
         }
     }
 
-    /// The bytes from one cache row of `bytes` to the next.
+    /// Returns the bytes from one cache row of `bytes` bytes to the next.
     pub(crate) fn cache_row_bytes(self, element: usize, bytes: usize) -> usize {
         self.row_bytes(element, bytes.next_multiple_of(self.unit.max(1)))
     }

@@ -20,16 +20,16 @@ pub(super) trait Case<S>: Clone {
     type Device: Device;
     type State;
     type Metadata;
-    /// Its numbers in host memory.
+    /// The case's numbers in host memory.
     type Numbers;
-    /// Its inputs in a device's memory.
+    /// The case's inputs in a device's memory.
     type Inputs;
 
-    /// Name of the backend's function.
+    /// Name of the backend's function that a case calls.
     const CALL: &'static str;
-    /// Limits of a step that is smaller than that of any case.
+    /// Limits of a step that is smaller than the step of any case.
     const SMALLEST: StepLimits;
-    /// True if a replay has other lengths than the capture, so that it is prepared anew.
+    /// True if a replay has other lengths than the capture, and is therefore prepared again.
     const REPLAYS_LENGTHS: bool;
 
     fn problem(&self) -> Problem;
@@ -37,10 +37,10 @@ pub(super) trait Case<S>: Clone {
     /// Elements between one token's rows and the next.
     fn gap(&self) -> usize;
     fn limits(&self) -> StepLimits;
-    /// Returns the case with other numbers: memory of the same sizes.
+    /// Returns the case with other numbers, which need memory of the same sizes.
     fn changed(&self) -> Self;
-    /// Returns the case with these of its requests, in this order, with numbers of their own, and
-    /// padding for `None`; `wide`: with the maximum of all that is random.
+    /// Returns a case of these requests in this order, each with its own numbers. `None` is
+    /// padding. If `wide`, everything that is random has its maximum.
     fn of_requests(&self, requests: &[Option<usize>], random: &mut Random, wide: bool) -> Self;
     fn query_lens(&self) -> &[usize];
     fn own_seeds(&self) -> &[u64];
@@ -55,9 +55,9 @@ pub(super) trait Case<S>: Clone {
     /// Returns the shape of the output, and true if the log-sum-exp is asked for.
     fn output(&self, numbers: &Self::Numbers) -> ([usize; 3], bool);
     fn compare(&self, numbers: &Self::Numbers, spec: &BackendSpec, written: &Written) -> Tried<()>;
-    /// Returns all buffers of inputs, in an order of their own.
+    /// Returns all buffers of inputs, always in the same order.
     fn buffers(inputs: &mut Self::Inputs) -> Buffers<'_, Self::Device>;
-    /// Returns the inputs that the trial writes late. The last write is under way when the call
+    /// Returns the inputs that the trial writes late. The last write is still running when the call
     /// begins.
     fn late<'a>(&self, inputs: &'a mut Self::Inputs) -> Buffers<'a, Self::Device>;
 
@@ -72,10 +72,10 @@ pub(super) trait Case<S>: Clone {
 /// A stage's state and metadata.
 type Kept<C, S> = (<C as Case<S>>::State, <C as Case<S>>::Metadata);
 
-/// Maximum number of requests of padding in a random batch.
+/// Maximum number of padding requests in a random batch.
 const MAX_PADDING: usize = 2;
 
-/// Returns the seeds of requests' own numbers; that of padding is 0.
+/// Returns the seeds of the requests' own numbers. The seed of padding is 0.
 pub(super) fn own_seeds(requests: &[Option<usize>]) -> Vec<u64> {
     let seeds = requests.iter();
     seeds
@@ -93,15 +93,15 @@ fn some_of(count: usize, random: &mut Random) -> Vec<Option<usize>> {
     some
 }
 
-/// Functions of a case of either phase, for the given traits of a stage and a backend.
+/// Functions of a case of either phase, for the given traits of a stage and of a backend.
 macro_rules! checks {
     ($backend:ident, $stage:ident) => {
-        /// Runs the case and compares every number with the reference.
+        /// Runs the case and compares every number with the reference. If two runs of one case
+        /// return equal [`Bits`], their results are equal.
         ///
         /// # Errors
         ///
-        /// The first wrong thing that the backend did. Two runs of one case that give equal
-        /// [`Bits`] gave equal results.
+        /// Returns the first failure of the backend.
         pub fn check<B: $backend>(&self, device: &B::Device) -> std::result::Result<Bits, Failure> {
             self.check_stage(&Self::backend::<B>(device, self.problem)?, device)
         }
@@ -114,11 +114,11 @@ macro_rules! checks {
                 .map_err(|error| refused(problem, B::SPEC.name, "new", error))
         }
 
-        /// Runs the case through a backend that was made already, by type or by a registry.
+        /// Runs the case through an existing backend, which was made by type or by a registry.
         ///
         /// # Errors
         ///
-        /// Same as of [`check`](Self::check).
+        /// Fails as [`check`](Self::check) does.
         pub fn check_stage<S: $stage>(
             &self,
             stage: &S,
@@ -174,7 +174,7 @@ macro_rules! stage_items {
 }
 pub(super) use stage_items;
 
-/// A case with the backend that it tries.
+/// A case, with the backend that it tests.
 pub(super) struct On<'a, C: Case<S>, S> {
     pub(super) case: &'a C,
     pub(super) stage: &'a S,
@@ -226,7 +226,7 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
         C::enqueue(call).map_err(self.refused(C::CALL))
     }
 
-    /// Runs the call between kernels that overlap with those of the call as far as they let them.
+    /// Runs the call between kernels that overlap with the call's own kernels, if these allow it.
     fn overlapped(&self) -> Tried<Bits> {
         let device = self.device;
         let Some(dependents) = device.probe_dependents()? else {
@@ -235,7 +235,7 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
         let mut call = self.call(self.kept(&self.case.limits())?)?;
         let late = FilledLater::new(device, self.case.late(&mut call.inputs))?;
         let mut copies = call.outputs.copies(device)?;
-        // The first call has early inputs, so that the late one loads nothing for the first time.
+        // The first call has early inputs. It loads everything, so the late call loads nothing.
         self.enqueued(&mut call)?;
         device.synchronize()?;
         late.write(&*dependents, self.case.late(&mut call.inputs))?;
@@ -247,7 +247,7 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
         call.compare().map_err(broken)
     }
 
-    /// Replays a graph that was captured with other numbers, and of a decode with other lengths.
+    /// Replays a graph that was captured with other numbers and, in decode, with other lengths.
     fn replayed(&self) -> Tried<Bits> {
         let mut call = self.call(self.kept(&self.case.limits())?)?;
         C::prepare(&mut call).map_err(self.refused("prepare"))?;
@@ -273,7 +273,7 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
         call.compare()
     }
 
-    /// Runs with a state and metadata that are made for less: the call must be refused by an
+    /// Runs with a state and metadata that are made for less. The call must be refused with an
     /// argument's name, or give the right result.
     fn beyond_limits(&self) -> Tried<Bits> {
         let mut call = self.call(self.kept_within(u64::MAX, &C::SMALLEST)?)?;
@@ -286,8 +286,8 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
         }
     }
 
-    /// Compares each request's bits in batches with those that it has alone. One state serves all
-    /// of them, and is made for the largest.
+    /// Compares each request's bits in batches with its bits when it runs alone. One state, made
+    /// for the largest batch, serves all of them.
     fn among_others(&self, batches: u32) -> Tried<Bits> {
         let case = self.case;
         let count = case.query_lens().len();
@@ -383,7 +383,7 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
         C::spec(self.stage).name
     }
 
-    /// Makes the failure of a refusal by one of the backend's functions.
+    /// Makes the failure for a case that one of the backend's functions refuses.
     fn refused(&self, operation: &'static str) -> impl FnOnce(Error) -> Failure + use<C, S> {
         let (problem, name) = (self.case.problem(), self.name());
         move |error| refused(problem, name, operation, error)
@@ -396,7 +396,7 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
         Ok((state, metadata.map_err(self.refused("metadata"))?))
     }
 
-    /// Makes them between guards if the device has any, of at most `said` bytes.
+    /// Makes state and metadata of at most `said` bytes, between guards if the device has any.
     fn kept_within(&self, said: u64, limits: &StepLimits) -> Tried<Kept<C, S>> {
         let Some(guards) = self.device.probe_guards() else {
             return self.kept(limits);
@@ -417,7 +417,7 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
         })
     }
 
-    /// Refuses what has written to a guard of memory that still lives.
+    /// Fails if a guard of live memory was overwritten.
     fn check_guards(&self) -> Tried<()> {
         let damage = self.device.probe_guards().map(|guards| guards.damage());
         match damage.transpose()?.flatten() {
@@ -437,7 +437,7 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
         Outputs::new(self.device, self.case.problem(), shape, of_output, lse)
     }
 
-    /// Makes the call with a state and metadata that exist already.
+    /// Makes the call with an existing state and metadata.
     fn call(&self, (state, metadata): Kept<C, S>) -> Tried<Call<'a, C, S>> {
         let Self {
             case,
@@ -461,7 +461,7 @@ impl<'a, C: Case<S>, S> On<'a, C, S> {
     }
 }
 
-/// A case with all of its memory on a device.
+/// A case with all its memory on a device.
 pub(super) struct Call<'a, C: Case<S>, S> {
     pub(super) case: C,
     placement: Placement,

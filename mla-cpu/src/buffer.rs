@@ -4,14 +4,14 @@ use bytemuck::Pod;
 
 use mla_runtime::{Error, Result};
 
-// The unit of allocation. Its alignment is one for which the system has pages of zeros that take no
-// memory until they are written: those of a larger alignment it would write at once.
+// The unit of allocation. For its alignment, the system provides pages of zeros that take no memory
+// until they are written. For a larger alignment, it would write the zeros at once.
 type Unit = u128;
 
-/// Owned bytes, aligned for every dtype and every vector register, zero when made.
+/// Owned bytes, aligned for every dtype and every vector register. They are zero when allocated.
 pub struct Buffer {
     units: Box<[Unit]>,
-    // The first byte at a multiple of the alignment.
+    // The offset of the first byte, at a multiple of the alignment.
     start: usize,
     len: usize,
 }
@@ -24,7 +24,7 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// If the allocator refuses.
+    /// If the allocator refuses the memory.
     pub fn zeroed(len: usize) -> Result<Self> {
         let bytes = len.saturating_add(Self::ALIGNMENT);
         let units = bytemuck::try_zeroed_slice_box::<Unit>(bytes.div_ceil(size_of::<Unit>()))
@@ -38,7 +38,7 @@ impl Buffer {
         self.len
     }
 
-    /// Returns true if there are none.
+    /// Returns true if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -48,7 +48,7 @@ impl Buffer {
         &bytemuck::cast_slice(&self.units)[self.start..][..self.len]
     }
 
-    /// Borrows the bytes, to write.
+    /// Borrows the bytes for writing.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.units)[self.start..][..self.len]
     }
@@ -60,8 +60,8 @@ impl std::fmt::Debug for Buffer {
     }
 }
 
-/// Refuses rows that are too long to allocate: each thread has a copy of one as f32. A row may have
-/// any width if there are no rows, or if all of its elements are the same one in memory.
+/// Refuses rows that are too long to allocate, because each thread has a copy of a row as f32. A
+/// row may be very wide if there are no rows, or if all of its elements are the same one in memory.
 pub(crate) fn check_row(width: usize) -> Result<()> {
     let mut row = Vec::<f32>::new();
     let refused = row.try_reserve_exact(width);
@@ -76,7 +76,7 @@ pub(crate) fn out_of_memory(bytes: usize) -> Error {
     }
 }
 
-// Scratch of a kernel: elements of one type, aligned as a buffer is, if there are any.
+// Scratch memory of a kernel: elements of one type with the alignment of a buffer. It may be empty.
 pub(crate) struct Scratch<T> {
     buffer: Buffer,
     element: std::marker::PhantomData<T>,
@@ -95,7 +95,7 @@ impl<T: Pod> Scratch<T> {
     }
 
     pub(crate) fn new(len: usize) -> Result<Self> {
-        // A saturated size is refused.
+        // The allocation refuses a saturated size.
         let bytes = len.saturating_mul(size_of::<T>());
         Ok(Self {
             buffer: Buffer::zeroed(bytes)?,
@@ -103,7 +103,7 @@ impl<T: Pod> Scratch<T> {
         })
     }
 
-    // Grows to `len` elements if there are fewer; the contents are lost then.
+    // Grows to `len` elements if there are fewer. The contents are lost then.
     pub(crate) fn reserve(&mut self, len: usize) -> Result<()> {
         if self.buffer.len() / size_of::<T>() < len {
             *self = Self::new(len)?;

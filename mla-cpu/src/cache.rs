@@ -1,4 +1,4 @@
-//! Rows of the paged cache: written, gathered, and found by slot.
+//! Writes and gathers rows of the paged cache, and finds them by slot.
 
 use half::bf16;
 use rayon::prelude::*;
@@ -15,7 +15,7 @@ use mla_runtime::{Error, Result};
 
 const GROUP: usize = KvFormat::DS_MLA_GROUP as usize;
 
-// Work of one task: enough to outweigh the cost of handing it to a thread.
+// The number of rows per task: enough work to outweigh the cost of passing a task to a thread.
 const ROWS_PER_TASK: usize = 64;
 
 pub(crate) fn write(
@@ -54,8 +54,8 @@ pub(crate) fn write(
     Ok(())
 }
 
-// Checks slots, to which threads write: a repeated one would be a race, so it is an error here,
-// although the trait leaves it to the caller.
+// Checks the slots to which threads write. A repeated slot would be a race. It is an error here,
+// although the trait leaves this to the caller.
 pub(crate) fn check_slots(slots: &[i64], available: usize) -> Result<()> {
     for slot in slots {
         if *slot < -1 || *slot >= available as i64 {
@@ -66,7 +66,7 @@ pub(crate) fn check_slots(slots: &[i64], available: usize) -> Result<()> {
             ));
         }
     }
-    // Slots mostly ascend, which shows that they differ without any memory.
+    // Slots usually ascend. Distinct slots can then be recognised without extra memory.
     let used = || slots.iter().filter(|slot| **slot >= 0);
     if used().is_sorted_by(|a, b| a < b) {
         return Ok(());
@@ -83,10 +83,10 @@ pub(crate) fn check_slots(slots: &[i64], available: usize) -> Result<()> {
     }
 }
 
-/// A cache in which each thread writes rows of its own.
+/// A cache to which several threads write, each to its own rows.
 struct RowPlaces<'a> {
     rows: Places<'a, u8>,
-    // Rotary keys in a tensor of their own.
+    // Rotary keys, if they are in a separate tensor.
     rope: Option<Places<'a, u8>>,
     layout: CacheLayout,
 }
@@ -118,9 +118,9 @@ impl<'a> RowPlaces<'a> {
             Some(places) => (places, layout.rope_strides().offset(slot, layout.page_size)),
             None => (&self.rows, row + latent),
         };
-        // SAFETY: the cache's layout was checked to have rows that do not overlap, nor do two
-        // tensors, and the rotary key of one row lies behind its latent. Nothing but this slot has
-        // these bytes, which are the caller's.
+        // SAFETY: the cache's layout was checked: rows do not overlap, two tensors do not overlap,
+        // and the rotary key of a row comes after its latent. Only this slot has these bytes, and
+        // the caller has the slot.
         unsafe { [self.rows.slice(row, latent), places.slice(key, rope)] }
     }
 }
@@ -146,7 +146,7 @@ impl<'a> Rows<'a> {
         &self.layout
     }
 
-    /// Returns the bytes of a slot's row, if latent and rotary key are in one tensor.
+    /// Returns the bytes of a slot's row, if the latent and the rotary key are in one tensor.
     pub(crate) fn whole(&self, slot: usize) -> Option<&'a [u8]> {
         if self.layout.is_split() {
             return None;
@@ -155,8 +155,8 @@ impl<'a> Rows<'a> {
         Some(&self.latents[offset..offset + self.layout.row_bytes()])
     }
 
-    /// Decodes the values of a slot's row, but for the scale of [`KvFormat::Fp8`], which the caller
-    /// applies at the lowest cost.
+    /// Decodes the values of a slot's row, without the scale of [`KvFormat::Fp8`]. The caller
+    /// applies that scale where it costs least.
     pub(crate) fn decode<S: Lane>(&self, slot: usize, row: &mut [S]) {
         let layout = &self.layout;
         let (format, dims) = (layout.format, layout.dims);
@@ -185,7 +185,7 @@ fn load<T: Element, S: Lane>(from: &[u8], row: &mut [S]) {
     }
 }
 
-// Encodes a row into the bytes of the latent and of the rotary key.
+// Encodes a row into the bytes of its latent and of its rotary key.
 fn encode_row(layout: &CacheLayout, row: &[f32], to: [&mut [u8]; 2]) {
     let width = layout.dims.latent as usize;
     let (latent, rope) = row.split_at(width);
@@ -222,8 +222,8 @@ fn encode_row(layout: &CacheLayout, row: &[f32], to: [&mut [u8]; 2]) {
     }
 }
 
-// Stores values that share a scale, and the scale, which `scale_of` makes of the largest magnitude.
-// NaN is none.
+// Stores values that share a scale, and the scale. `scale_of` computes the scale from the largest
+// magnitude, in which NaN does not count.
 fn quantise(values: &[f32], scale_of: fn(f32) -> f32, codes: &mut [u8], scale_to: &mut [u8]) {
     let amax = values
         .iter()
@@ -269,7 +269,7 @@ fn decode_row<S: Lane>(layout: &CacheLayout, [from, from_rope]: [&[u8]; 2], row:
     }
 }
 
-/// A block table whose used entries were checked.
+/// A block table whose used entries have been checked.
 #[derive(Clone, Copy)]
 pub(crate) struct Pages<'a> {
     entries: &'a [i32],
@@ -286,8 +286,8 @@ impl<'a> Pages<'a> {
         })
     }
 
-    /// Checks that the entries of tokens `start..end` of a request are pages of a cache of
-    /// `available` pages.
+    /// Checks the entries for the tokens `start..end` of a request. They must be pages of a cache
+    /// with `available` pages.
     pub(crate) fn check(
         &self,
         request: usize,
@@ -325,7 +325,7 @@ impl<'a> Pages<'a> {
         Ok(())
     }
 
-    /// Returns the slot of a token whose entry was checked.
+    /// Returns the slot of a token whose entry has been checked.
     pub(crate) fn slot(&self, request: usize, token: usize) -> usize {
         let page = self.entries[request * self.max_pages + token / self.page_size];
         page as usize * self.page_size + token % self.page_size
@@ -374,7 +374,7 @@ pub(crate) fn gather(
     Ok(())
 }
 
-/// Cached tokens to gather: for each segment, its first row of the result and its first token.
+/// The cached tokens to gather: for each segment, its first row of the result and its first token.
 struct Segments<'a> {
     row_starts: &'a [i32],
     token_starts: &'a [i32],
@@ -382,7 +382,7 @@ struct Segments<'a> {
 }
 
 impl<'a> Segments<'a> {
-    /// Checks the segments against a cache of `available` pages of `page_size`.
+    /// Checks the segments against a cache of `available` pages of `page_size` tokens.
     fn of(rows: &GatherRows<'a, Cpu>, page_size: usize, available: usize) -> Result<Self> {
         let row_starts = scalars("row starts", &rows.row_starts)?;
         let token_starts = scalars("token starts", &rows.token_starts)?;
@@ -415,8 +415,8 @@ impl<'a> Segments<'a> {
     }
 }
 
-/// Checks that `starts` has one entry more than there are parts, ascends from 0, and ends at
-/// `total` if `exact`, else at or below it.
+/// Checks that `starts` has one entry more than there are parts and ascends from 0. Its last entry
+/// must be `total`, or at most `total` if `exact` is false.
 pub(crate) fn check_starts(
     field: &'static str,
     starts: &[i32],
@@ -437,7 +437,7 @@ pub(crate) fn check_starts(
     } else {
         last <= total as i64
     };
-    // Only the first wrong one is reported: a batch may have very many.
+    // Only the first wrong entry is reported, because a batch may have very many.
     let wrong = match starts.windows(2).position(|pair| pair[0] > pair[1]) {
         _ if starts[0] != 0 => 0,
         Some(before) => before + 1,
@@ -479,7 +479,8 @@ impl Lane for bf16 {
         }
     }
 
-    // Three mantissa bits fit bf16's seven: exact where the scale is a power of two.
+    // The three mantissa bits fit into the seven of bf16. The result is exact if the scale is a
+    // power of two.
     fn decode_fp8(from: &[u8], scale: f32, to: &mut [Self]) {
         for (to, from) in to.iter_mut().zip(from) {
             *to = Self::from_bits(super::view::bf16_bits(fp8::decode(*from) * scale));

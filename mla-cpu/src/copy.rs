@@ -9,7 +9,7 @@ use mla_runtime::device::{BLOCK, Fp8Blocks, check_scatter};
 use mla_runtime::model::Element;
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
 
-// Work of one task: enough to outweigh the cost of handing it to a thread.
+// The number of elements per task: enough work to outweigh the cost of passing a task to a thread.
 const ELEMENTS_PER_TASK: usize = 1 << 14;
 
 /// Copies row n of `from` to row `places[n]` of `to`.
@@ -20,7 +20,7 @@ pub(crate) fn scatter_rows(
 ) -> Result<()> {
     let [last, heads, width] = to.shape();
     check_scatter(&from, &places, &to)?;
-    // Memory does not bound the extents of a tensor without elements, nor its strides.
+    // A tensor without elements may have any extents and strides.
     if to.layout().elements() == 0 {
         return Ok(());
     }
@@ -35,7 +35,7 @@ pub(crate) fn scatter_rows(
             for head in 0..heads {
                 let start = from.at(row, head);
                 if unit {
-                    // SAFETY: the contract of `Places::slice`: this thread alone has the output,
+                    // SAFETY: the contract of `Places::slice`: only this thread has the output,
                     // which it borrowed mutably, and the slice ends before the next row.
                     let to = unsafe { to.slice(to.at(place, head, 0), width) };
                     to.copy_from_slice(&from.data[start..start + width]);
@@ -43,7 +43,7 @@ pub(crate) fn scatter_rows(
                 }
                 for column in 0..width {
                     let value = from.data[start + column * from.strides[2]];
-                    // SAFETY: the contract of `Places::write`: this thread alone has the output.
+                    // SAFETY: the contract of `Places::write`: only this thread has the output.
                     unsafe { to.write(to.at(place, head, column), value) };
                 }
             }
@@ -95,7 +95,7 @@ pub(crate) fn copy(cpu: &Cpu, from: TensorRef<'_, Cpu>, to: TensorMut<'_, Cpu>) 
                 row.copy_from_slice(&from.data[start..start + width]);
             } else {
                 for k in 0..width {
-                    // SAFETY: the contract of `Places::write`, in the same way.
+                    // SAFETY: the contract of `Places::write`: each row is visited once, as above.
                     unsafe { to.write(to.at(i, j, k), from.data[start + k * from.strides[2]]) };
                 }
             }

@@ -21,12 +21,12 @@ use mla_runtime::spec::Problem;
 use mla_runtime::tensor::ArrayRef;
 use mla_runtime::{Error, Result};
 
-// Rows (a query token's heads, then the next token's) of a unit: they share the conversion of each
-// cache row.
+// The maximum number of rows in a unit. Rows are the heads of a query token, then those of the next
+// token. They share the conversion of each cache row.
 const ROWS: usize = 64;
 
-// A request's keys are attended to in splits, which threads share if there are fewer units than
-// threads. Splits follow from the length alone and are combined in order, so a result depends
+// A request's keys are divided into splits. Threads share these if there are fewer units than
+// threads. The splits depend only on the length and are merged in order, so a result depends
 // neither on the number of threads nor on the rest of the batch.
 const SPLIT_KEYS: usize = 2 * KEYS;
 const MAX_SPLITS: usize = 16;
@@ -40,7 +40,7 @@ fn split_len(keys: usize, max: Option<usize>) -> usize {
     even.next_multiple_of(KEYS).max(min)
 }
 
-// Divides keys into splits. A tail of less than half a tile goes with the split before it.
+// Divides keys into splits. A tail of less than half a tile joins the split before it.
 fn splits(keys: usize, max: Option<usize>) -> impl Iterator<Item = Range<usize>> {
     let len = split_len(keys, max);
     let count = match keys / len {
@@ -53,12 +53,12 @@ fn splits(keys: usize, max: Option<usize>) -> impl Iterator<Item = Range<usize>>
     })
 }
 
-/// Absorbed attention on the CPU: every cache format, any dimensions, page size and number of
-/// heads, ragged queries, dense or by lists of slots.
+/// Absorbed attention on the CPU, with every cache format, any dimensions, page size and number of
+/// heads, ragged queries, and lists of slots.
 #[derive(Debug)]
 pub struct CpuDecode {
     config: LayerConfig,
-    // Number of splits that the caller has set. `None`: it follows from the lengths.
+    // The number of splits that the caller has set. `None` means that it depends on the lengths.
     num_splits: Option<usize>,
 }
 
@@ -69,33 +69,34 @@ pub struct DecodeState {
     limits: StepLimits,
     units: Vec<Unit>,
     splits: Vec<Split>,
-    // Partial results of splits, where threads share units.
+    // The partial results of splits, if threads share units.
     running: Vec<Running>,
     out: Scratch<f32>,
-    // The slots of each unit of a sparse call, one after the other.
+    // The slots of each unit of a sparse call, one unit after another.
     slots: Vec<usize>,
 }
 
-// A block of rows of a request, or in a sparse call of a token.
+// A block of rows: of a request, or in a sparse call of a token.
 struct Unit {
     request: usize,
-    // Number of row 0 within the request: query token · heads + head.
+    // The number of row 0 within the request: query token · heads + head.
     first_row: usize,
     rows: usize,
-    // The number of keys that the request's, or in a sparse call the token's, last row sees.
+    // The number of keys that the last row sees: the last row of the request, or in a sparse call
+    // of the token.
     keys: usize,
-    // Index in `slots` of the first slot of a sparse unit.
+    // The index in `slots` of the first slot of a sparse unit.
     first_slot: usize,
 }
 
-// A range of a unit's keys that one thread attends to.
+// A range of a unit's keys to which one thread attends.
 struct Split {
     unit: usize,
     keys: Range<usize>,
 }
 
-// Size of a split's partial result: its rows, and the distance from one row of its output to the
-// next.
+// The size of a split's partial result: its number of rows, and the distance between rows of its
+// output.
 #[derive(Clone, Copy)]
 struct PartialSize {
     rows: usize,
@@ -133,14 +134,14 @@ impl DecodeBackend for CpuDecode {
             key: dims.row() as usize,
             value: dims.latent as usize,
             shared: true,
-            // A unit's rows are the heads of one token.
+            // The rows of a unit are then always the heads of one token.
             fixed_rows: self.config.problem.sparse || limits.decode_query_len <= 1,
         };
         let threads = device.threads();
         let heads = self.config.problem.heads as usize;
         let rows = heads.saturating_mul(limits.decode_query_len.max(1));
         let rows = rows.min(ROWS).next_multiple_of(LANES);
-        // A token's scale is any f32: values of bf16 would be rounded.
+        // The scale of a token may be any f32. In bf16 the scaled values would be rounded.
         let dtype = match self.config.problem.kv_format == KvFormat::Fp8PerToken {
             true => DType::F32,
             false => self.config.problem.dtype,
@@ -198,7 +199,7 @@ struct Call<'a, T> {
     heads: usize,
     latent: usize,
     cache: Rows<'a>,
-    // Second cache of a sparse call. Its slots count on from those of the first one.
+    // The second cache of a sparse call. Its slots are numbered after those of the first cache.
     second: Option<Rows<'a>>,
     pages: Pages<'a>,
     seq_lens: &'a [i32],
@@ -207,9 +208,10 @@ struct Call<'a, T> {
     lse: Option<Places<'a, f32>>,
     sparse: bool,
     causal: bool,
-    // Sinks: a score for each head, without a value.
+    // The sinks: a score for each head, without a value.
     sinks: Option<&'a [f32]>,
-    // Softmax scale in units of log2, with the cache's scale, and each query token's factor on it.
+    // The softmax scale in units of log2, multiplied by the cache's scale, and the factor of each
+    // query token on it.
     scale: f32,
     query_scales: Option<&'a [f32]>,
     num_splits: Option<usize>,
@@ -223,19 +225,19 @@ enum QueryElements<'a, T> {
     },
 }
 
-// Slots to which each query token of a sparse call attends.
+// The slots to which each query token of a sparse call attends.
 struct Lists<'a> {
     first: Slots<'a>,
     dense_within: usize,
     second: Option<Slots<'a>>,
 }
 
-// Slots of each query token.
+// The slots of each query token in one cache.
 struct Slots<'a> {
     slots: &'a [i32],
     counts: Option<&'a [i32]>,
     width: usize,
-    // Number of slots of the cache.
+    // The number of slots of the cache.
     end: usize,
 }
 
@@ -322,7 +324,8 @@ impl CpuDecode {
     }
 }
 
-// The lengths of a batch, checked against its own statements and against the step's limits.
+// The lengths of a batch. They were checked against the batch's other fields and against the step's
+// limits.
 struct Requests<'a> {
     seq_lens: &'a [i32],
     query_starts: &'a [i32],
@@ -449,7 +452,8 @@ impl<T: Element> Call<'_, T> {
                 }
             }
         }
-        // The longest units come first, so that none is left to a single thread at the end.
+        // The longest units come first. Otherwise a single thread might still work on a long unit
+        // at the end.
         units.sort_unstable_by_key(|unit| {
             (
                 std::cmp::Reverse(unit.keys * unit.rows),
@@ -501,7 +505,7 @@ impl<T: Element> Call<'_, T> {
         });
     }
 
-    // Runs each split on one thread; then merges the partial results of each unit.
+    // Runs each split on one thread, and then merges the partial results of each unit.
     fn run_splits<E: Engine>(
         &self,
         device: &Cpu,
@@ -524,7 +528,7 @@ impl<T: Element> Call<'_, T> {
         self.merge_each(&mut shared, size);
     }
 
-    // Computes the partial result of each split into memory of its own.
+    // Computes the partial result of each split into its own memory.
     fn attend_each<E: Engine>(
         &self,
         device: &Cpu,
@@ -541,8 +545,8 @@ impl<T: Element> Call<'_, T> {
             let padded = unit.rows.next_multiple_of(LANES);
             debug_assert!(padded <= rows);
             // SAFETY: each split is handed out once, and the partial results of two splits do not
-            // overlap: the state was made for this problem, and no request has more query tokens
-            // than its limits, as was checked; so no unit has more than `rows` rows.
+            // overlap. No unit has more than `rows` rows: the state was made for this problem, and
+            // the check has limited each request's query tokens.
             let mut partial = unsafe {
                 Partial {
                     running: running.slice(index * rows / LANES, padded / LANES),
@@ -631,8 +635,8 @@ impl<T: Element> Call<'_, T> {
     }
 }
 
-// Merges the partial results of a unit's `count` splits, which lie one after the other, in order
-// into the first. Each has room for `rows` rows of `pitch` outputs.
+// Merges the partial results of a unit's `count` splits in order into the first of them. They lie
+// one after another, and each has room for `rows` rows of `pitch` outputs.
 fn merged<'s>(
     unit: &Unit,
     count: usize,
@@ -677,7 +681,7 @@ struct UnitSource<'c, T> {
 }
 
 impl<T> UnitSource<'_, T> {
-    // Returns the cache of a key, and its slot there.
+    // Returns the cache of a key, and the key's slot there.
     fn place(&self, position: usize) -> (&Rows<'_>, usize) {
         let slot = match self.slots {
             Some(slots) => slots[position],
@@ -714,7 +718,7 @@ impl<T: Element, S: Lane> Source<S> for UnitSource<'_, T> {
             return self.unit.keys;
         }
         let token = (self.unit.first_row + row) / self.heads;
-        // The last query token sees every key, and each one before it one less.
+        // The last query token sees every key. Each token before it sees one key less.
         (self.unit.keys + token + 1).saturating_sub(self.tokens)
     }
 

@@ -1,22 +1,23 @@
-//! Products of rows with columns that both lie contiguously along the inner dimension, as the
-//! weights of a checkpoint do (`[out, in]`): nothing is rearranged. The lanes of a vector are
+//! Products of rows with columns that are both contiguous along the inner dimension. The weights of
+//! a checkpoint, `[out, in]`, have this layout. Nothing is rearranged. The lanes of a vector are
 //! summed last.
 
 use std::arch::x86_64::*;
 
 use half::bf16;
 
-// Number of entries that are multiplied before their sums are added up: so few that those of four
-// columns stay in the first-level cache while all rows are multiplied by them.
+// The number of entries that are multiplied before their sums are added up. It is small: the
+// entries of four columns stay in the first-level cache while all rows are multiplied by them.
 const CHUNK: usize = 1024;
 
-// Rows and columns that are multiplied together: a register of each is loaded at a time.
+// The numbers of rows and of columns that are multiplied together. A register of each is loaded at
+// a time.
 const ROWS: usize = 4;
 const COLUMNS: usize = 4;
 
 const LANES: usize = 16;
 
-/// Dot products of f32: a proof that the processor has AVX-512.
+/// Dot products of f32. A value proves that the processor has AVX-512.
 #[derive(Clone, Copy)]
 pub(crate) struct Singles(());
 
@@ -25,18 +26,18 @@ impl Singles {
         is_x86_feature_detected!("avx512f").then_some(Self(()))
     }
 
-    /// Computes sums[row][column] += a[row] · b[column], with rows of sums that are `pitch` apart.
+    /// Computes sums[row][column] += a[row] · b[column]. Rows of sums are `pitch` apart.
     ///
     /// # Panics
     ///
-    /// If the rows and columns are not of one length, or `sums` is shorter than they say.
+    /// If the rows and columns have different lengths, or if `sums` is too short for them.
     pub(crate) fn add(self, a: &[&[f32]], b: &[&[f32]], sums: &mut [f32], pitch: usize) {
         // SAFETY: `self` proves the instructions.
         unsafe { singles::add(a, b, sums, pitch) };
     }
 }
 
-/// Dot products of bf16: a proof that the processor has AVX-512's products of pairs.
+/// Dot products of bf16. A value proves that the processor has AVX-512's products of pairs.
 #[derive(Clone, Copy)]
 pub(crate) struct Pairs(());
 
@@ -46,25 +47,25 @@ impl Pairs {
         has.then_some(Self(()))
     }
 
-    /// Computes [`Singles::add`] for rows and columns of even lengths.
+    /// Computes the same as [`Singles::add`] for rows and columns of even lengths.
     ///
     /// # Panics
     ///
-    /// If the rows and columns are not of one even length, or `sums` is shorter than they say.
+    /// If the rows and columns have different or odd lengths, or if `sums` is too short for them.
     pub(crate) fn add(self, a: &[&[bf16]], b: &[&[bf16]], sums: &mut [f32], pitch: usize) {
         // SAFETY: `self` proves the instructions.
         unsafe { pairs::add(a, b, sums, pitch) };
     }
 }
 
-// The dot products of one kind of arithmetic. Entries are an f32 or two bf16, and `$add(sum, a, b)`
-// is sum + a · b in each lane.
+// The dot products of one kind of arithmetic. An entry is an f32 or two bf16, and `$add(sum, a, b)`
+// computes sum + a · b in each lane.
 macro_rules! dots {
     ($module:ident, $lane:ty, $features:literal, $add:expr) => {
         mod $module {
             use super::*;
 
-            // Lanes of an entry.
+            // The number of elements in an entry.
             const WIDE: usize = size_of::<u32>() / size_of::<$lane>();
 
             #[target_feature(enable = $features)]
@@ -99,7 +100,7 @@ macro_rules! dots {
             }
 
             // Returns the addresses of entry `start` of the first `N` rows, and the number of rows
-            // among them. Missing rows repeat the last one.
+            // that exist. Missing rows repeat the last one.
             fn from_entry<const N: usize>(
                 rows: &[&[$lane]],
                 start: usize,
@@ -109,8 +110,8 @@ macro_rules! dots {
                 (pointers, rows.len().min(N))
             }
 
-            // SAFETY of the caller: `count` entries of all rows from `start` on, and of `b`, which
-            // are pointers to them.
+            // SAFETY of the caller: all rows have `count` entries from `start` on, and each pointer
+            // of `b` points to `count` entries.
             #[target_feature(enable = $features)]
             unsafe fn add_some<const R: usize>(
                 a: &[&[$lane]],
@@ -130,7 +131,7 @@ macro_rules! dots {
                 }
             }
 
-            // SAFETY of the caller: `count` entries lie where each pointer points to.
+            // SAFETY of the caller: each pointer points to `count` entries.
             #[inline]
             #[target_feature(enable = $features)]
             unsafe fn multiply<const R: usize>(
@@ -142,7 +143,7 @@ macro_rules! dots {
                 for entry in (0..count).step_by(LANES) {
                     let left = count - entry;
                     let mask: __mmask16 = if left < LANES { (1 << left) - 1 } else { !0 };
-                    // SAFETY: the entries that the mask names are there.
+                    // SAFETY: the masked loads only access entries that exist.
                     unsafe {
                         let mut columns = [_mm512_setzero_ps(); COLUMNS];
                         for (column, from) in columns.iter_mut().zip(b) {
@@ -156,7 +157,8 @@ macro_rules! dots {
                         }
                     }
                 }
-                // A loop, since `map` is neither compiled for these instructions nor inlined here.
+                // This is a loop, because `map` is neither compiled for these instructions nor
+                // inlined here.
                 let mut products = [[0.0; COLUMNS]; R];
                 for (sums, products) in sums.iter().zip(&mut products) {
                     for (sum, product) in sums.iter().zip(products) {
@@ -174,7 +176,7 @@ dots!(singles, f32, "avx512f", |sum, a, b| _mm512_fmadd_ps(
 ));
 
 dots!(pairs, bf16, "avx512f,avx512bf16", |sum, a, b| {
-    // The types are two names for the same 512 bits.
+    // Both types have the same 512 bits.
     let bits = |x: __m512| std::mem::transmute::<__m512, __m512bh>(x);
     _mm512_dpbf16_ps(sum, bits(a), bits(b))
 });

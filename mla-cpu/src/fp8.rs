@@ -1,10 +1,10 @@
-//! e4m3 (the "fn" variant: no infinities, one NaN per sign, largest value 448).
+//! The e4m3 format (the "fn" variant: no infinities, one NaN per sign, largest value 448).
 
 /// The largest finite value.
 pub const MAX: f32 = 448.0;
 
-// Decodes a code. The exponent's bias is 7, and there are three mantissa bits: code s eeee mmm is
-// ±(1 + m/8)·2^(e − 7), or ±m·2^−9 where e is 0; e and m all ones is NaN.
+// Decodes a code. The exponent has a bias of 7, and there are three mantissa bits. The code s eeee
+// mmm is ±(1 + m/8)·2^(e − 7), or ±m·2^−9 if e is 0. It is NaN if all bits of e and m are 1.
 const fn decode_once(code: u8) -> f32 {
     let sign = (code as u32 & 0x80) << 24;
     let (exponent, mantissa) = ((code >> 3 & 0xf) as u32, (code & 7) as u32);
@@ -35,7 +35,7 @@ pub const fn decode(code: u8) -> f32 {
     TABLE[code as usize]
 }
 
-/// Returns the nearest code, ties to even; values beyond ±448 become ±448, and NaN stays NaN.
+/// Returns the nearest code, ties to even. Values beyond ±448 become ±448, and NaN stays NaN.
 #[inline]
 pub fn encode(value: f32) -> u8 {
     let bits = value.to_bits();
@@ -46,10 +46,11 @@ pub fn encode(value: f32) -> u8 {
     }
     let magnitude = magnitude.min(MAX);
     let code = if magnitude < 1.0 / 64.0 {
-        // Codes below the smallest normal number are multiples of 2^−9; 8 of them make that number.
+        // Codes below the smallest normal number are multiples of 2^−9. Rounding up to 8 of them
+        // gives that number.
         (magnitude * 512.0).round_ties_even() as u8
     } else {
-        // Round at bit 20, which carries into the exponent as it should; then change the bias.
+        // Rounds at bit 20. A carry into the exponent is correct. Then the bias is changed.
         let bits = magnitude.to_bits();
         let rounded = bits + 0x7_ffff + ((bits >> 20) & 1);
         ((rounded >> 20) - (120 << 3)) as u8
@@ -57,16 +58,18 @@ pub fn encode(value: f32) -> u8 {
     sign | code
 }
 
-/// The magnitude that scales count with at least, so that zeros have one.
+/// The minimum of the magnitude from which a scale is computed. Even a row of zeros thus has a
+/// scale.
 const MIN_AMAX: f32 = 1e-4;
 
-/// Returns the scale of a latent in the fp8_per_token format: amax / 448, amax taken as at least
-/// 1e-4 and at most as the largest finite number.
+/// Returns the scale of a latent in the fp8_per_token format: amax / 448. `amax` is first clamped
+/// to the range from 1e-4 to the largest finite number.
 pub fn token_scale(amax: f32) -> f32 {
     amax.clamp(MIN_AMAX, f32::MAX) / MAX
 }
 
-/// Returns the scale of a group in the fp8_ds_mla format: the same, rounded up to a power of two.
+/// Returns the scale of a group in the fp8_ds_mla format: the same scale, rounded up to a power of
+/// two.
 pub fn power_of_two_scale(amax: f32) -> f32 {
     let bits = token_scale(amax).to_bits();
     let mantissa = bits & 0x7f_ffff;

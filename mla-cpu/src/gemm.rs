@@ -20,27 +20,27 @@ use mla_runtime::model::Element;
 use mla_runtime::tensor::{TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
-// The block of the result that one task computes. The size is fixed, so that no result depends on
-// the number of threads; small enough that a block of each operand stays in the second-level cache.
+// The block of the result that one task computes. Its size is fixed, so that no result depends on
+// the number of threads. A block of each operand fits into the second-level cache.
 const ROWS: usize = 128;
 const COLUMNS: usize = 128;
 
-// Maximum number of rows of `a` for which the `gemm` crate takes contiguous columns of `b` as they
-// are. For more rows it would rearrange them one element at a time, so they are copied to rows
-// beforehand.
+// The maximum number of rows of `a` for which the `gemm` crate reads contiguous columns of `b` in
+// place. For more rows it would rearrange them one element at a time, so they are first copied to
+// rows.
 const FEW_ROWS: usize = 2;
 
-// The crate adds up products of one row or one column, of at most two entries and of at most 256
-// results in orders of their own, and those of more than 512 entries in parts that follow from the
-// number of rows. A row's bits would then depend on the rows beside it. Operands are therefore
-// filled up with zeros, and longer ones are multiplied in parts.
+// The crate uses special orders of summation for products of one row or one column, of at most two
+// entries, or of at most 256 results. Products of more than 512 entries are summed in parts that
+// depend on the number of rows. The bits of a row would then depend on the other rows. Operands are
+// therefore padded with zeros, and longer ones are multiplied in parts.
 const MIN_ENTRIES: usize = 3;
 const MIN_COLUMNS: usize = 2;
 const MAX_FEW: usize = 256;
 const MAX_ENTRIES: usize = 512;
 
-// Number of columns of `b`, and of entries of each, that become rows at a time: few enough for the
-// first-level cache.
+// The number of columns of `b`, and of entries of each, that are transposed at a time. They fit
+// into the first-level cache.
 const STRIP: [usize; 2] = [16, 256];
 
 pub(crate) fn gemm(
@@ -51,8 +51,7 @@ pub(crate) fn gemm(
 ) -> Result<()> {
     check_product(&a, &b, &c)?;
     let k = a.shape()[2];
-    // Memory does not bound the extents of a result without elements, nor those of operands that
-    // repeat an element.
+    // A result without elements may have any extents. So may operands that repeat an element.
     if c.layout().elements() == 0 {
         return Ok(());
     }
@@ -71,7 +70,7 @@ pub(crate) fn gemm(
     })
 }
 
-// Computes the blocks of the result, each summed in f32 and rounded once.
+// Computes the blocks of the result. Each element is summed in f32 and rounded once.
 fn blocks<T: Element>(
     cpu: &Cpu,
     a: Elements<'_, T>,
@@ -88,7 +87,7 @@ fn blocks<T: Element>(
         (0..batch * per_product).into_par_iter().try_for_each_init(
             Panels::default,
             |panels, index| {
-                // Neighbouring blocks share the columns of `b`, the larger operand by far.
+                // Consecutive blocks share columns of `b`, which is by far the larger operand.
                 let column = index % per_product / row_blocks * COLUMNS;
                 let row = index % row_blocks * ROWS;
                 let block = Block {
@@ -117,17 +116,17 @@ fn blocks<T: Element>(
     })
 }
 
-// Rows and columns of the result that one task computes.
+// The rows and columns of the result that one task computes.
 struct Block {
     product: usize,
     row: usize,
     column: usize,
-    // Numbers of rows, of columns, and of the inner dimension.
+    // The numbers of rows and of columns, and the inner dimension.
     size: [usize; 3],
 }
 
-// Computes a block by the `gemm` crate, its operands converted to f32. Returns the distance from
-// one row of results to the next.
+// Computes a block with the `gemm` crate, after a conversion of the operands to f32. Returns the
+// distance between rows of results.
 fn multiply<T: Element>(
     a: &Elements<'_, T>,
     b: &Elements<'_, T>,
@@ -155,7 +154,7 @@ fn multiply<T: Element>(
     Ok(columns)
 }
 
-// Reads the rows of a block, `pitch` apart, and fills up with zeros.
+// Reads the rows of a block, `pitch` apart, and pads them with zeros.
 fn read_rows<T: Element>(a: &Elements<'_, T>, block: &Block, pitch: usize, to: &mut [f32]) {
     let [rows, _, k] = block.size;
     for (i, to) in to.chunks_exact_mut(pitch.max(1)).enumerate() {
@@ -167,8 +166,8 @@ fn read_rows<T: Element>(a: &Elements<'_, T>, block: &Block, pitch: usize, to: &
     }
 }
 
-// Dot products for a `b` whose columns are contiguous, which is the layout of weights `[out, in]`:
-// in f32, or in bf16 without a conversion.
+// Dot products for a `b` with contiguous columns, such as weights `[out, in]`: in f32, or in bf16
+// without a conversion.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 enum Dots {
@@ -247,9 +246,9 @@ fn list<'a, S>(count: usize, row: impl Fn(usize) -> &'a [S]) -> Vec<&'a [S]> {
     (0..count).map(row).collect()
 }
 
-// Copies a block of `b` to `to`, filled up with zeros: column-major if its columns are contiguous
-// and few rows are multiplied, row-major otherwise. Returns the strides of columns and of rows in
-// `to`.
+// Copies a block of `b` to `to` and pads it with zeros. The copy is column-major if the columns are
+// contiguous and few rows are multiplied, and row-major otherwise. Returns the strides of columns
+// and of rows in `to`.
 fn read_columns<T: Element>(b: &Elements<'_, T>, block: &Block, to: &mut [f32]) -> (usize, usize) {
     let [rows, columns, k] = block.size;
     let (pitch, product) = (columns.max(MIN_COLUMNS), block.product);
@@ -312,12 +311,12 @@ impl Panels {
     }
 }
 
-/// Computes `c (+)= a · b` on this thread: `[m, k] · [k, n]`, strides given as (column stride, row
-/// stride).
+/// Computes `c (+)= a · b` on this thread, `[m, k] · [k, n]`. Strides are given as (column stride,
+/// row stride).
 ///
 /// # Panics
 ///
-/// If an operand is shorter than its shape and strides say.
+/// If an operand is too short for its shape and strides.
 #[expect(
     clippy::too_many_arguments,
     reason = "three operands, each with its strides"
@@ -344,12 +343,12 @@ pub(crate) fn product_f32(
     assert!(end(m, n, c_strides) <= c.len());
     assert!(end(m, k, a_strides) <= a.len());
     assert!(end(k, n, b_strides) <= b.len());
-    // Parts of one length, so that none has few entries unless all have.
+    // All parts have about the same length, so that a part has few entries only if all have.
     let part = k.div_ceil(k.div_ceil(MAX_ENTRIES).max(1)).max(1);
     for start in (0..k.max(1)).step_by(part) {
         let (a, b) = (&a[start * a_strides.0..], &b[start * b_strides.1..]);
         // SAFETY: every element that the shapes and strides name lies within its slice, as
-        // asserted; `c` is borrowed exclusively, and the crate reads it only where told to.
+        // asserted; `c` is borrowed exclusively, and the crate reads it only if told to.
         unsafe {
             gemm::gemm(
                 m,

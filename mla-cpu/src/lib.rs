@@ -1,4 +1,5 @@
-//! The CPU device and its backends: they run everywhere, and every test compares with them.
+//! The CPU device and its backends. They run everywhere, and tests of all other backends compare
+//! with them.
 //!
 //! Tensors are borrowed from typed slices without a copy:
 //!
@@ -19,16 +20,16 @@
 //! # Ok::<(), mla_runtime::Error>(())
 //! ```
 //!
-//! Work is spread over a thread pool, and no result depends on the number of threads: what a task
-//! computes, and the order in which parts are added up, follow from the shapes alone. They do
-//! depend on the processor: attention in bf16 is multiplied as bf16 where the processor does so, on
-//! its matrix unit or by AVX-512's products of pairs, and then rounds the softmax's weights to bf16
-//! (see [`Cpu::portable`]); products are added up in another order with AVX-512 than without.
+//! Work is spread over a thread pool, but no result depends on the number of threads. Each task's
+//! computation, and the order in which parts are added up, depend only on the shapes. Results do
+//! depend on the processor. If it can multiply bf16, attention in bf16 uses its matrix unit or
+//! AVX-512's products of pairs. The softmax's weights are then rounded to bf16 (see
+//! [`Cpu::portable`]). Products are added up in another order with AVX-512 than without it.
 //!
-//! Unsafe code is confined to disjoint writes by threads, the calls of the `gemm` crate, and the
-//! instructions of AVX-512 and AMX. It is checked by running its tests under AddressSanitizer and
-//! LeakSanitizer: CONTRIBUTING.md has the commands. The backends check what stands in a call's
-//! arrays, although their calls are unsafe as any backend's.
+//! Unsafe code is confined to three uses: threads write to disjoint elements, the `gemm` crate is
+//! called, and AVX-512 and AMX instructions are executed. The tests run under AddressSanitizer and
+//! LeakSanitizer, with the commands in CONTRIBUTING.md. Calls of the backends are unsafe, as those
+//! of any backend, but these backends check the contents of a call's arrays.
 
 mod attention;
 mod buffer;
@@ -63,21 +64,21 @@ use mla_runtime::tensor::{
 };
 use mla_runtime::{Error, Result};
 
-/// The host's processor, with the thread pool that does the work. Every operation has ended when it
+/// The host's processor, with a thread pool for the work. Every operation is finished when its call
 /// returns.
 #[derive(Clone, Debug, Default)]
 pub struct Cpu {
-    // The pool; `None` is rayon's global one.
+    // The pool; `None` means rayon's global one.
     pool: Option<Arc<rayon::ThreadPool>>,
     instructions: Instructions,
 }
 
-// Instruction sets for attention, in ascending order: each includes those before it.
+// Instruction sets for attention, in ascending order. Each includes those before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 enum Instructions {
     // Any processor, through the `gemm` crate.
     Portable,
-    // AVX-512, for bf16 with its products of pairs.
+    // AVX-512, with products of pairs for bf16.
     Vectors,
     // The matrix unit.
     #[default]
@@ -98,16 +99,17 @@ impl Cpu {
         }
     }
 
-    /// Returns the same device without the processor's matrix unit (AMX): bf16 is multiplied by
-    /// AVX-512's products of pairs, if it has those, and else in f32.
+    /// Returns the same device without the processor's matrix unit (AMX). bf16 is then multiplied
+    /// by AVX-512's products of pairs, or in f32 if the processor lacks these.
     #[must_use]
     pub fn without_matrix_unit(mut self) -> Self {
         self.instructions = Instructions::Vectors;
         self
     }
 
-    /// Returns the same device restricted to instructions that every processor has: attention and
-    /// GEMMs are computed in f32 in every dtype, and the softmax's weights are not rounded to bf16.
+    /// Returns the same device restricted to instructions that every processor has. Attention and
+    /// GEMMs are then computed in f32 for every dtype, and the softmax's weights are not rounded to
+    /// bf16.
     #[must_use]
     pub fn portable(mut self) -> Self {
         self.instructions = Instructions::Portable;
@@ -184,7 +186,8 @@ impl Device for Cpu {
         Target::CPU
     }
 
-    /// Every row is computed by itself, in an order that follows from widths and its own length.
+    /// Every row is computed by itself. The order of its sums depends only on widths and on the
+    /// row's own length.
     fn check_batch_invariant(&self) -> Result<()> {
         Ok(())
     }

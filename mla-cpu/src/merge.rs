@@ -1,4 +1,4 @@
-//! Merging of partial results, and conversion of log-sum-exps.
+//! Merges partial results, and converts log-sum-exps.
 
 use rayon::prelude::*;
 
@@ -19,8 +19,8 @@ pub(crate) fn merge(
 ) -> Result<()> {
     let [tokens, heads, width] = out.shape();
     check_merge(&out, &lse, &other, &other_lse)?;
-    // Memory does not bound the width of a result without rows, nor tokens without heads, nor heads
-    // without tokens.
+    // If there are no rows, the width may be anything. Without heads the number of tokens may be
+    // anything, and vice versa.
     if tokens == 0 || heads == 0 {
         return Ok(());
     }
@@ -40,16 +40,19 @@ pub(crate) fn merge(
                     let a = unsafe { lse.read(place) };
                     let b = other_lse.get(head, token);
                     let merged = Weights::of(a, b);
-                    // SAFETY: the contract of `Places::write`, in the same way.
+                    // SAFETY: the contract of `Places::write`: each (token, head) is visited once,
+                    // as above.
                     unsafe { lse.write(place, merged.lse) };
-                    // A result that attended to nothing is not read: it may hold anything.
+                    // The output of a partial result that attended to nothing may hold anything, so
+                    // it is not read.
                     let (has_a, has_b) = (!is_empty(a), !is_empty(b));
                     if merged.a == 1.0 && !has_b {
                         return;
                     }
                     row.fill(0.0);
                     if has_a {
-                        // SAFETY: the contract of `Places::read_row`, in the same way.
+                        // SAFETY: the contract of `Places::read_row`: each (token, head) is visited
+                        // once, as above.
                         unsafe { out.read_row(token, head, row) };
                     }
                     addend.fill(0.0);
@@ -59,7 +62,8 @@ pub(crate) fn merge(
                     for (value, other) in row.iter_mut().zip(&*addend) {
                         *value = *value * merged.a + other * merged.b;
                     }
-                    // SAFETY: the contract of `Places::write_row`, in the same way.
+                    // SAFETY: the contract of `Places::write_row`: each (token, head) is visited
+                    // once, as above.
                     unsafe { out.write_row(token, head, row) };
                 },
             );
@@ -96,7 +100,8 @@ impl Weights {
                 b: 0.0,
             };
         }
-        // The maximum is the number if one is NaN: the other then makes everything NaN.
+        // If one of the two is NaN, `max` is the other number. The NaN then makes the whole result
+        // NaN.
         let max = a.max(b);
         let (a, b) = ((a - max).exp(), (b - max).exp());
         let sum = a + b;
@@ -114,7 +119,7 @@ pub(crate) fn convert_lse<C: LseConvention>(
 ) -> Result<()> {
     let LseLayout { heads, tokens, .. } = from.layout();
     to.layout().require("lse", heads, tokens)?;
-    // A result without rows has nothing to read, and its extents may be of any size.
+    // A result without rows has nothing to read, and its extents may be anything.
     if tokens == 0 || heads == 0 {
         return Ok(());
     }
@@ -122,8 +127,8 @@ pub(crate) fn convert_lse<C: LseConvention>(
     let to = lse_places(to)?;
     for head in 0..heads {
         for token in 0..tokens {
-            // SAFETY: the contract of `Places::write`: this thread alone has the places, which
-            // it borrowed mutably.
+            // SAFETY: the contract of `Places::write`: only this thread has the places, which it
+            // borrowed mutably.
             unsafe { to.write(to.at(head, token, 0), from.get(head, token) * C::UNIT) };
         }
     }

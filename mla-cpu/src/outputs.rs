@@ -1,4 +1,4 @@
-//! Factors of outputs: what sinks leave of them, and gates.
+//! Factors of outputs, from sinks and gates.
 
 use rayon::prelude::*;
 
@@ -10,8 +10,8 @@ use mla_runtime::tensor::{ArrayRef, LseRef, TensorMut, TensorRef};
 
 const ROWS_PER_TASK: usize = 64;
 
-/// Returns the part of an output that a sink leaves. An output of nothing stays 0, and one whose
-/// log-sum-exp is NaN is NaN.
+/// Returns the factor that a sink leaves for an output. An output that attended to nothing stays 0.
+/// If the log-sum-exp is NaN, the result is NaN.
 pub(crate) fn left_by_sink(sink: f32, lse: f32) -> f32 {
     match lse > f32::NEG_INFINITY {
         true => 1.0 / (1.0 + (sink - lse).exp()),
@@ -27,7 +27,7 @@ pub(crate) fn scale(
 ) -> Result<()> {
     check_outputs(&out, sinks.as_ref(), gate.as_ref())?;
     let [tokens, heads, width] = out.shape();
-    // Memory does not bound the extents of a tensor without elements.
+    // A tensor without elements may have any extents.
     if out.layout().elements() == 0 {
         return Ok(());
     }
@@ -60,7 +60,8 @@ pub(crate) fn scale(
                             *value *= 1.0 / (1.0 + (-gate).exp());
                         }
                     }
-                    // SAFETY: the contract of `Places::write_row`, in the same way.
+                    // SAFETY: the contract of `Places::write_row`: each (token, head) is visited
+                    // once, as above.
                     unsafe { out.write_row(token, head, row) };
                 },
             );

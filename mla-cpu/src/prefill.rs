@@ -15,10 +15,11 @@ use mla_runtime::spec::Problem;
 use mla_runtime::tensor::ArrayRef;
 use mla_runtime::{Error, Result};
 
-// Query tokens of a unit: they share the conversion of each tile of keys and values.
+// The maximum number of query tokens in a unit. They share the conversion of each tile of keys and
+// values.
 const ROWS: usize = 512;
 
-/// Expanded attention on the CPU: any dimensions, any number of heads, f32, f16 and bf16.
+/// Expanded attention on the CPU, with any dimensions and number of heads, in f32, f16 and bf16.
 #[derive(Debug)]
 pub struct CpuPrefill {
     config: LayerConfig,
@@ -110,7 +111,7 @@ pub(crate) fn check_scale(scale: f32) -> Result<()> {
     ))
 }
 
-// Returns the factors of query tokens, if there are any.
+// Returns the scale factors of query tokens, if there are any.
 pub(crate) fn factors<'a>(scales: Option<&ArrayRef<'a, Cpu, f32>>) -> Result<Option<&'a [f32]>> {
     let scales = scales.map(|scales| scalars("query_scales", scales));
     let scales: Option<&[f32]> = scales.transpose()?;
@@ -135,7 +136,7 @@ struct Call<'a, T> {
     query_starts: &'a [i32],
     key_starts: &'a [i32],
     causal: bool,
-    // Softmax scale in units of log2, and each query token's factor on it.
+    // The softmax scale in units of log2, and the factor of each query token on it.
     scale: f32,
     query_scales: Option<&'a [f32]>,
 }
@@ -218,14 +219,14 @@ impl<T: Element> Call<'_, T> {
             first_query: query_start + unit.first,
             first_key: key_start,
             keys,
-            // Number of keys that row 0 of the unit sees in a causal call; 0 or less if it sees
-            // none.
+            // The number of keys that row 0 of the unit sees in a causal call. It is 0 or less if
+            // the row sees no key.
             seen: keys as i64 - queries as i64 + unit.first as i64 + 1,
         }
     }
 
-    // Lists the blocks of all requests and heads, the longest first, so that none is left to a
-    // single thread at the end.
+    // Lists the blocks of all requests and heads, the longest first. Otherwise a single thread
+    // might still work on a long block at the end.
     fn schedule(&self, heads: usize, units: &mut Vec<Unit>) {
         units.clear();
         for (request, pair) in self.query_starts.windows(2).enumerate() {

@@ -1,4 +1,5 @@
-//! The rotary embedding: pairs rotated in f32, one product after the other, rounded to the dtype.
+//! The rotary embedding. The two products of each element are computed in f32 one after the other,
+//! and the result is rounded to the dtype.
 
 use super::buffer::Scratch;
 use super::view::{Elements, Places, scalars, with_element};
@@ -69,7 +70,7 @@ fn rotate_queries<T: Element>(
         Some(from) => Some(Elements::<T>::of("query", from)?),
         None => None,
     };
-    // Memory does not bound the extents of a tensor without elements.
+    // A tensor without elements may have any extents.
     if to.layout().elements() == 0 {
         return Ok(());
     }
@@ -79,19 +80,20 @@ fn rotate_queries<T: Element>(
         for head in 0..shape[1] {
             match &from {
                 Some(from) => from.read_row(token, head, &mut row),
-                // SAFETY: the contract of `Places::read_row`: this thread alone has the tensor,
+                // SAFETY: the contract of `Places::read_row`: only this thread has the tensor,
                 // which it borrowed mutably.
                 None => unsafe { to.read_row(token, head, &mut row) },
             }
             rotation.apply(token, &mut row);
-            // SAFETY: the contract of `Places::write_row`, in the same way.
+            // SAFETY: the contract of `Places::write_row`: only this thread has the tensor, as
+            // above.
             unsafe { to.write_row(token, head, &row) };
         }
     }
     Ok(())
 }
 
-/// The rotation of each token, by the table rows of its position.
+/// The rotation of each token, from the table rows of its position.
 pub(crate) struct TokenRotation<'a> {
     positions: &'a [i64],
     cos: Elements<'a, f32>,

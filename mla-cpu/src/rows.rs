@@ -1,4 +1,4 @@
-//! Rows of the cache one at a time, dequantised: for backends that are to be simple, and for tests.
+//! Reads dequantised rows of the cache one at a time. This serves simple backends and tests.
 
 use mla_runtime::tensor::CacheRef;
 use mla_runtime::{Error, Result};
@@ -12,7 +12,7 @@ pub trait ReadRow {
     ///
     /// # Errors
     ///
-    /// If the cache has no such slot, or `row` has another length.
+    /// If the cache has no such slot, or if the length of `row` is not L + R.
     fn read_row(&self, slot: usize, row: &mut [f32]) -> Result<()>;
 }
 

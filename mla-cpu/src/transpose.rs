@@ -1,17 +1,17 @@
-//! Rows to columns, in blocks that stay in registers.
+//! Transposes matrices, in blocks that stay in registers.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-/// Rows and columns of a block: one vector of f32.
+/// The number of rows, and of columns, in a block: one vector of f32.
 const BLOCK: usize = 16;
 
-/// Writes `from` `[rows, columns]`, whose rows are `from_pitch` elements apart, as `to`
-/// `[columns, rows]`, whose rows are `to_pitch` apart.
+/// Transposes `from` `[rows, columns]` into `to` `[columns, rows]`. Rows are `from_pitch` and
+/// `to_pitch` elements apart.
 ///
 /// # Panics
 ///
-/// If an operand is shorter than its shape and pitch say.
+/// If an operand is too short for its shape and pitch.
 pub(crate) fn transpose(
     [rows, columns]: [usize; 2],
     from: &[f32],
@@ -69,8 +69,7 @@ fn transpose_block(from: &[f32], from_pitch: usize, to: &mut [f32], to_pitch: us
     }
 }
 
-/// Exchanges rows and columns of 16 × 16 elements of 32 bits, by pairs, fours, and quarters of a
-/// register.
+/// Transposes 16 × 16 elements of 32 bits, by pairs, fours, and quarters of a register.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 pub(crate) fn exchange(rows: &mut [__m512i; BLOCK]) {

@@ -12,7 +12,7 @@ use mla_runtime::tensor::{
 };
 use mla_runtime::{Error, Result};
 
-/// The elements of a tensor that is read.
+/// The elements of a tensor for reading.
 #[derive(Clone, Copy)]
 pub(crate) struct Elements<'a, T> {
     pub(crate) data: &'a [T],
@@ -44,7 +44,7 @@ impl<'a, T: Element> Elements<'a, T> {
         }
     }
 
-    // Copies `[i, j, 0..]` into `row`, converted.
+    // Copies `[i, j, 0..]` into `row` and converts the elements.
     pub(crate) fn read_row<S: Lane>(&self, i: usize, j: usize, row: &mut [S]) {
         if self.shape[2] == 0 {
             return;
@@ -60,7 +60,7 @@ impl<'a, T: Element> Elements<'a, T> {
     }
 }
 
-/// Type in which kernels compute: f32, or bf16 if the processor multiplies it.
+/// A type in which kernels compute: f32, or bf16 if the processor can multiply it.
 pub(crate) trait Lane: Element {
     /// Converts the elements of `from`.
     fn convert<T: Element>(from: &[T], to: &mut [Self]);
@@ -69,13 +69,13 @@ pub(crate) trait Lane: Element {
     fn decode_fp8(from: &[u8], scale: f32, to: &mut [Self]);
 }
 
-/// Converts a slice to f32, exactly.
+/// Converts a slice to f32 exactly.
 pub(crate) fn widen<T: Element>(from: &[T], to: &mut [f32]) {
     use half::slice::HalfFloatSliceExt;
     let to = &mut to[..from.len()];
     match T::DTYPE {
         DType::F32 => to.copy_from_slice(bytemuck::cast_slice(from)),
-        // The crate `half` converts with an instruction if there is one.
+        // The crate `half` uses a conversion instruction if the processor has one.
         DType::F16 => bytemuck::cast_slice::<T, half::f16>(from).convert_to_f32_slice(to),
         DType::BF16 => {
             for (to, from) in to.iter_mut().zip(bytemuck::cast_slice::<T, u16>(from)) {
@@ -103,7 +103,7 @@ fn narrow_bf16(from: &[f32], to: &mut [u16]) {
     }
 }
 
-// The rounding has no branch, so that it vectorises. A NaN keeps its sign and stays one.
+// The rounding has no branch, so that it vectorises. A NaN stays a NaN and keeps its sign.
 #[inline(always)]
 pub(crate) fn bf16_bits(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -112,7 +112,7 @@ pub(crate) fn bf16_bits(value: f32) -> u16 {
     if value.is_nan() { nan } else { rounded }
 }
 
-/// A tensor that threads write at places of their own.
+/// A tensor to which several threads write, each to its own elements.
 #[derive(Clone, Copy)]
 pub(crate) struct Places<'a, T> {
     data: *mut T,
@@ -122,11 +122,11 @@ pub(crate) struct Places<'a, T> {
     borrow: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: the pointer stands for a `&mut [T]`, which may move to and be used from another thread
-// where `T` may. Every access is through `slice` or `write`, whose callers promise that no two
-// threads touch the same element.
+// SAFETY: the pointer represents a `&mut [T]`, which may be sent to another thread if `T` may.
+// Every access is through `slice`, `read` or `write`, whose callers promise that no two threads
+// access the same element in conflict.
 unsafe impl<T: Send> Send for Places<'_, T> {}
-// SAFETY: the contracts of `slice` and `write`, as for `Send`.
+// SAFETY: the contracts of `slice`, `read` and `write`, as for `Send`.
 unsafe impl<T: Send> Sync for Places<'_, T> {}
 
 impl<'a, T: Pod> Places<'a, T> {
@@ -140,8 +140,7 @@ impl<'a, T: Pod> Places<'a, T> {
         ))
     }
 
-    // Views a log-sum-exp as `[heads, tokens, 1]`, whichever of the two dimensions comes first in
-    // memory.
+    // Views a log-sum-exp as `[heads, tokens, 1]`, in either order in memory.
     pub(crate) fn of_lse<C: LseConvention>(lse: LseMut<'a, Cpu, C>) -> Result<Places<'a, f32>> {
         let layout = lse.layout();
         let data = typed_mut("lse", lse.into_bytes())?;
@@ -170,7 +169,7 @@ impl<'a, T: Pod> Places<'a, T> {
     ///
     /// # Panics
     ///
-    /// If they lie outside.
+    /// If they are out of bounds.
     ///
     /// # Safety
     ///
@@ -187,15 +186,15 @@ impl<'a, T: Pod> Places<'a, T> {
     ///
     /// # Panics
     ///
-    /// If it lies outside.
+    /// If it is out of bounds.
     ///
     /// # Safety
     ///
     /// Nothing else reads or writes the element at the same time.
     pub(crate) unsafe fn write(&self, offset: usize, value: T) {
         assert!(offset < self.len);
-        // SAFETY: the contract of the pointer's `write`: in bounds; exclusive by this function's
-        // own.
+        // SAFETY: the contract of the pointer's `write`: in bounds, as asserted; exclusive by this
+        // function's own contract.
         unsafe { self.data.add(offset).write(value) }
     }
 
@@ -203,15 +202,15 @@ impl<'a, T: Pod> Places<'a, T> {
     ///
     /// # Panics
     ///
-    /// If it lies outside.
+    /// If it is out of bounds.
     ///
     /// # Safety
     ///
     /// Nothing else writes the element at the same time.
     pub(crate) unsafe fn read(&self, offset: usize) -> T {
         assert!(offset < self.len);
-        // SAFETY: the contract of the pointer's `read`: in bounds; by this function's own, nothing
-        // writes it.
+        // SAFETY: the contract of the pointer's `read`: in bounds, as asserted; by this function's
+        // own contract, nothing writes it.
         unsafe { self.data.add(offset).read() }
     }
 }
@@ -230,7 +229,7 @@ impl<'a, T: Element> Places<'a, T> {
         }
     }
 
-    /// Copies `[i, j, 0..]` into `row`, converted.
+    /// Copies `[i, j, 0..]` into `row` and converts the elements.
     ///
     /// # Safety
     ///
@@ -248,7 +247,7 @@ impl<'a, T: Element> Places<'a, T> {
         }
     }
 
-    /// Writes `[i, j, 0..]`, rounded from `row`.
+    /// Rounds `row` and writes it to `[i, j, 0..]`.
     ///
     /// # Safety
     ///
@@ -279,7 +278,7 @@ fn lse_strides<C: LseConvention>(layout: LseLayout) -> [usize; 3] {
     }
 }
 
-/// A log-sum-exp that is read, indexed by head and token.
+/// A log-sum-exp for reading, indexed by head and token.
 #[derive(Clone, Copy)]
 pub(crate) struct LseValues<'a> {
     data: &'a [f32],
@@ -312,7 +311,7 @@ pub(crate) fn scalars<'a, T: bytemuck::Pod>(
     Ok(&typed(field, array.bytes())?[..array.len()])
 }
 
-// Views bytes as elements; a tail that is no whole element is cut off.
+// Views bytes as elements. An incomplete element at the end is cut off.
 fn typed<'a, T: Pod>(field: &'static str, bytes: &'a [u8]) -> Result<&'a [T]> {
     if bytes.is_empty() {
         return Ok(&[]);
@@ -321,7 +320,7 @@ fn typed<'a, T: Pod>(field: &'static str, bytes: &'a [u8]) -> Result<&'a [T]> {
     bytemuck::try_cast_slice(&bytes[..whole]).map_err(|error| misaligned::<T>(field, error))
 }
 
-// Views bytes as elements, to write them, in the same way.
+// Views bytes as elements for writing, in the same way.
 pub(crate) fn typed_mut<'a, T: Pod>(
     field: &'static str,
     bytes: &'a mut [u8],
@@ -342,7 +341,7 @@ fn misaligned<T>(field: &'static str, error: PodCastError) -> Error {
     )
 }
 
-/// Evaluates an expression with `$t` standing for the Rust type of a dtype.
+/// Evaluates an expression in which `$t` is the Rust type of a dtype.
 macro_rules! with_element {
     ($dtype:expr, $t:ident => $body:expr) => {
         match $dtype {

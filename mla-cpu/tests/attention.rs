@@ -1,4 +1,4 @@
-//! The CPU backends against the f64 reference.
+//! Compares the CPU backends with the f64 reference.
 
 mod common;
 
@@ -36,7 +36,7 @@ fn limits(query_len: usize) -> StepLimits {
         .with_context_rows(4096)
 }
 
-// Runs a case in each of the ways that the processor has: each must agree with the reference, and
+// Runs a case in each way that the processor supports. Each must agree with the reference, and must
 // not depend on the number of threads.
 fn each_way(check: impl Fn(&Cpu) -> Result<Bits, Failure>) {
     let ways: [fn(Cpu) -> Cpu; 3] = [|cpu| cpu, Cpu::without_matrix_unit, Cpu::portable];
@@ -83,8 +83,8 @@ fn query_format(concatenated: bool) -> Option<QueryFormat> {
     })
 }
 
-// The conformance suite tries the inputs that a backend asks for; these tests try the others that
-// it takes.
+// The conformance suite tests the inputs that a backend prefers. These tests cover the other inputs
+// that it supports.
 
 #[test]
 fn prefill_dtypes_and_key_layouts() {
@@ -210,8 +210,7 @@ proptest! {
     }
 }
 
-// Checks that a prompt's rows do not depend on the rows that follow, for any end of a block of
-// rows.
+// Checks that the rows of a prompt do not depend on later rows, for every end of a block of rows.
 #[test]
 fn rows_are_independent() {
     let (heads, max) = (2, 40);
@@ -254,7 +253,7 @@ fn rows_are_independent() {
     }
 }
 
-// Returns places of a tensor `[tokens, heads, columns]`; none if it has no elements.
+// Returns places in a tensor `[tokens, heads, columns]`; none if it has no elements.
 fn places(picks: &[[usize; 3]], shape: [usize; 3]) -> Vec<[usize; 3]> {
     if shape.contains(&0) {
         return Vec::new();
@@ -263,13 +262,13 @@ fn places(picks: &[[usize; 3]], shape: [usize; 3]) -> Vec<[usize; 3]> {
     picks.iter().map(within).collect()
 }
 
-// Up to three picks of `places`.
+// At most three picks for `places`.
 fn picks() -> impl Strategy<Value = Vec<[usize; 3]>> {
     prop::collection::vec(prop::array::uniform3(any::<usize>()), 0..4)
 }
 
-// Checks that a NaN is in the results of the rows that see it, and in no other. The lengths let
-// some rows of a block see a key that others do not, in the first tile and in later ones.
+// Checks that a NaN reaches the results of exactly the rows that see it. With these lengths, some
+// rows of a block see a key that others do not, in the first tile and in later ones.
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
@@ -340,11 +339,11 @@ proptest! {
     }
 }
 
-// A call of one request with three tokens over a cache of f32, into which a test puts its mistake
-// or its kind of output.
+// A call of one request with three tokens over a cache of f32. Each test changes it to make a
+// mistake or to use a kind of output.
 struct Small {
     query: Vec<f32>,
-    // Query tokens, all of them the same.
+    // The number of query tokens. All of them are the same.
     tokens: usize,
     cache: Vec<f32>,
     table: Vec<i32>,
@@ -455,7 +454,7 @@ fn quantised_outputs_encode_plain_ones() {
             error.to_string(),
             "out scale: given 0, accepted a finite number above 0"
         );
-        // An output of no bytes for tokens that no memory has.
+        // An output without bytes, for a number of tokens that exceeds any memory.
         let many = Small {
             tokens: 1 << 62,
             ..Small::new()

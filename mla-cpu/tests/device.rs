@@ -1,4 +1,4 @@
-//! The CPU device's operations against the f64 reference.
+//! Compares the CPU device's operations with the f64 reference.
 
 mod common;
 
@@ -32,8 +32,8 @@ fn e4m3_decodes_every_code() {
     assert_eq!(fp8::decode(0x7e), fp8::MAX);
 }
 
-// Codes ascend with values, so the nearest one changes only half-way between two: those points, and
-// the f32 on either side of each, are where an encoder can be wrong.
+// Codes ascend with values, so the nearest code changes only half-way between two codes. The test
+// covers these points and the f32 numbers next to them.
 #[test]
 fn e4m3_rounds_to_nearest_even() {
     for code in 0..0x7eu8 {
@@ -138,7 +138,7 @@ fn gemm_case<T: Element>([batch, m, n, k]: [usize; 4], by_columns: bool, shared:
     let mut random = Random(seed);
     let a = random.fill::<T>(batch * m * k);
     let b = random.fill::<T>(if shared { k * n } else { batch * k * n });
-    // Rows of the result are three elements apart from one another.
+    // Rows of the result have gaps of three elements.
     let mut c_layout = Layout::contiguous(T::DTYPE, [batch, m, n]);
     c_layout.strides = [m * (n + 3), n + 3, 1];
     let mut c = vec![T::from_f32(77.0); batch * m * (n + 3)];
@@ -157,7 +157,8 @@ fn gemm_case<T: Element>([batch, m, n, k]: [usize; 4], by_columns: bool, shared:
             TensorMut::new(bytemuck::cast_slice_mut(&mut c), c_layout).unwrap(),
         )
         .unwrap();
-        // A sum of k products below 1, each addition rounded to f32, and one rounding at the end.
+        // The tolerance covers a sum of k products below 1, whose additions are rounded to f32, and
+        // one rounding at the end.
         let unit = match T::DTYPE.name() {
             "f32" => 2f64.powi(-24),
             "f16" => 2f64.powi(-11),
@@ -190,7 +191,7 @@ fn gemm_case<T: Element>([batch, m, n, k]: [usize; 4], by_columns: bool, shared:
     }
 }
 
-// Returns the bits of each row of a product of `rows` rows of `a`, from `first` on.
+// Returns the bits of each row of a product of `rows` rows of `a`, beginning at row `first`.
 fn product_rows<T: Element>(
     cpu: &Cpu,
     a: &[T],
@@ -209,7 +210,7 @@ fn product_rows<T: Element>(
     rows.map(|row| bytemuck::cast_slice(row).to_vec()).collect()
 }
 
-/// Checks that a row of a product has the bits that it has alone, whatever rows stand beside it.
+/// Checks that a row of a product has the same bits in any product as alone.
 fn rows_alone<T: Element>([m, n, k]: [usize; 3], by_columns: bool, seed: u64) {
     let mut random = Random(seed);
     let (a, b) = (random.fill::<T>(m * k), random.fill::<T>(k * n));
@@ -272,7 +273,7 @@ proptest! {
     ) {
         let shape = [shape.0, shape.1, shape.2];
         let from = Random(seed).fill::<f16>(shape[0] * shape[1] * shape[2]);
-        // The destination holds the axes in another order, with gaps.
+        // The destination has its axes in another order, with gaps.
         let mut layout = Layout::contiguous(mla_runtime::model::DType::F16, shape);
         let mut stride = 2;
         for axis in order.iter().rev() {
@@ -321,7 +322,7 @@ proptest! {
         let max_pages = 40;
         let pages: usize = lens.iter().map(|len| len.div_ceil(page_size)).sum();
         let mut layout = CacheLayout::contiguous(dims, format, pages + 2, page_size);
-        // Rows that begin at odd bytes have to be as good as any.
+        // Rows may also begin at odd bytes.
         layout.row_stride += usize::from(odd_stride);
         layout.page_stride = layout.row_stride * page_size + 5 * usize::from(odd_stride);
         layout.scale = if format == KvFormat::Fp8 { 0.25 } else { 1.0 };
@@ -402,7 +403,7 @@ proptest! {
                 let latent = &got_latent[row * l..(row + 1) * l];
                 let got = latent.iter().chain(&got_rope[row * r..(row + 1) * r]);
                 for (got, want) in got.zip(want) {
-                    // A value times a token's scale is rounded once.
+                    // The product of a value and a token's scale is rounded once.
                     let (got, want) = (f64::from(*got), f64::from(want as f32));
                     let both_nan = got.is_nan() && want.is_nan();
                     prop_assert!(got == want || both_nan, "{} for {}", got, want);
@@ -428,7 +429,7 @@ proptest! {
             0 => f32::INFINITY,
             1 => f32::NEG_INFINITY,
             2 => f32::NAN,
-            // Weights of some of these round to 0 in f32.
+            // Some of these values give weights that round to 0 in f32.
             3 => value * 300.0,
             _ => value * 30.0,
         };
@@ -442,8 +443,8 @@ proptest! {
         let head_stride = width + gap;
         let mut out = random.fill::<f32>(tokens * heads * head_stride);
         let mut other = random.fill::<f32>(tokens * heads * width);
-        // Empty parts hold NaN here, which no result may show. A NaN of any other part shows in the
-        // result.
+        // Empty parts hold NaN here, and no result may contain it. A NaN of any other part must be
+        // in the result.
         for token in 0..tokens {
             for head in 0..heads {
                 let at = head * tokens + token;
@@ -479,7 +480,8 @@ proptest! {
                 let by = 4e-6 * want_lse.abs().max(1.0);
                 prop_assert!(near(got_lse, want_lse, by), "{} for {}", got_lse, want_lse);
                 for (got, want) in row(&out, head_stride).iter().zip(&want) {
-                    // e^x of a difference of up to 600, itself rounded to f32.
+                    // The tolerance covers e^x of a difference of up to 600, which is itself
+                    // rounded to f32.
                     prop_assert!(near(*got, *want, 4e-5), "{} for {}", got, want);
                 }
             }
@@ -559,13 +561,14 @@ fn other_conventions_become_natural() {
     }
 }
 
-/// A pair at an angle of a quarter turn, where rotating is exact: (a, b) becomes (−b, a).
+/// A rotation by a quarter turn is exact: (a, b) becomes (−b, a).
 #[test]
 fn cache_write_rotates() {
     let cpu = Cpu::new();
     let dims = MlaDims::new(2, HeadDims::new(1, 4, 1));
     let layout = CacheLayout::contiguous(dims, KvFormat::F32, 1, 4);
-    // Position 1 turns the first pair by a quarter, position 2 the second by a half.
+    // Position 1 rotates the first pair by a quarter turn. Position 2 rotates the second pair by
+    // half a turn.
     let cos = [1.0f32, 1.0, 0.0, 1.0, 1.0, -1.0];
     let sin = [0.0f32, 0.0, 1.0, 0.0, 0.0, 0.0];
     let latent = [9.0f32; 4];
@@ -625,7 +628,7 @@ fn cache_write_rotates() {
 
 #[test]
 fn out_of_memory() {
-    // A size that no address space holds.
+    // The size exceeds any address space.
     let wanted = usize::MAX / 4;
     let error = Cpu::new().allocate(wanted).err().unwrap();
     let as_said = matches!(
@@ -652,7 +655,7 @@ fn bad_arguments_are_named() {
          accepted rows of 1152 bytes that do not overlap and lie within 64 bytes"
     );
 
-    // Bytes that no f32 can be read from, or written to, make no view.
+    // Bytes that are not aligned for f32 make no view.
     let mut bytes = Buffer::zeroed(64).unwrap();
     let layout = Layout::contiguous(f32::DTYPE, [1, 1, 4]);
     let message = "address: given 1 bytes past a multiple of 4, accepted a multiple of 4 bytes";

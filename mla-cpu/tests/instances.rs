@@ -1,5 +1,5 @@
-//! A state belongs to one problem: a backend of another problem refuses it before it writes
-//! anything. Otherwise the state would be too small, and threads would write to each other's rows.
+//! A state belongs to one problem. A backend of another problem must refuse it before it writes
+//! anything. Otherwise the state could be too small, and threads would write to each other's rows.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use mla_runtime::{Error, Result};
 const DIMS: MlaDims = MlaDims::new(16, HeadDims::new(8, 8, 8));
 const ROW: usize = 24;
 const PAGE: usize = 64;
-// Length at which few units are divided among the threads.
+// A length with which few units are divided among the threads.
 const LEN: usize = 4096;
 const MANY: usize = 64;
 
@@ -38,8 +38,8 @@ fn device() -> Cpu {
     Cpu::with_pool(Arc::new(pool.unwrap()))
 }
 
-/// Decodes one token of `heads` heads by the call that `decode` makes; returns the outputs, NaN
-/// where nothing was written.
+/// Decodes one token of `heads` heads through the call that `decode` makes. Returns the outputs,
+/// with NaN where nothing was written.
 fn decoded(
     heads: usize,
     decode: impl FnOnce(DecodeCall<'_, Cpu>) -> Result<()>,
@@ -65,7 +65,7 @@ fn decoded(
     (call(), out)
 }
 
-/// Does the same with a prompt of one token.
+/// Does the same for a prompt of one token.
 fn prefilled(
     heads: usize,
     prefill: impl FnOnce(PrefillCall<'_, Cpu>) -> Result<()>,
@@ -111,10 +111,10 @@ fn decode_refuses_foreign_state() {
     right(run(&few, 1, &mut state(&few)), 0.25);
     right(run(&many, MANY, &mut state(&many)), 0.25);
     refused("state", run(&many, MANY, &mut state(&few)));
-    // A state serves another instance of the same problem, too.
+    // A state also works for another instance of the same problem.
     let same = CpuDecode::new(&cpu, &config(MANY)).unwrap();
     right(run(&many, MANY, &mut state(&same)), 0.25);
-    // A device of another number of threads shares it, too.
+    // It also works for a device with another number of threads.
     let alone = Cpu::with_pool(Arc::new(
         rayon::ThreadPoolBuilder::new()
             .num_threads(1)
@@ -182,7 +182,7 @@ fn selected_refuse_foreign_state() {
     prepares(&cpu, &prefill[1], [&prefill[0], &prefill[1]]);
 }
 
-/// The part that safe code can reach.
+/// Checks `prepare`, which safe code can call.
 fn prepares<S: PrefillStage<Device = Cpu>>(cpu: &Cpu, backend: &S, [other, own]: [&S; 2]) {
     let batch = PrefillBatch::new(&[1], &[1]);
     let prepare = |state: &S, metadata: &S| {

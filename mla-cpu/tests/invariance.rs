@@ -1,5 +1,5 @@
-//! A request has the bits that it has alone, whatever else is in the batch: backends through the
-//! cases of conformance, and the whole layer through the plan of a step, in random batches.
+//! Checks that a request gives the same bits in any batch as alone. The backends run the cases of
+//! the conformance suite, and the whole layer runs random batches through the plan of a step.
 //!
 //! ```sh
 //! cargo test --release -p mla-cpu --test invariance -- --ignored    # 10 000 batches each
@@ -24,7 +24,7 @@ const DIMS: MlaDims = MlaDims::new(64, HeadDims::new(24, 16, 32));
 const HEADS: usize = 3;
 const PAGE: usize = 16;
 
-/// Batches of a test that always runs, and of one that does on command.
+/// The number of batches in tests that always run, and in those that run only on command.
 const FEW: u32 = 200;
 const MANY: u32 = 10_000;
 
@@ -68,8 +68,9 @@ fn backends_in_many_random_batches() {
     backends(MANY);
 }
 
-/// New tokens and all tokens of the requests: one token around the rows of splits, drafts, prompts
-/// around the counts by which products are divided, and contexts around the workspace's rows.
+/// The numbers of new tokens and of all tokens of each request. There are single tokens around the
+/// lengths of splits, and drafts. The lengths of prompts are around the sizes at which products are
+/// divided. Contexts are around the number of rows in the workspace.
 const REQUESTS: [[usize; 2]; 14] = [
     [1, 1],
     [1, 700],
@@ -91,7 +92,7 @@ const LIMITS: StepLimits = StepLimits::new(16, 500, 4800 / PAGE)
     .with_decode_query_len(4)
     .with_context_rows(256);
 
-/// A request's own numbers.
+/// The values of one request.
 struct Request<T> {
     new: usize,
     latents: Vec<T>,
@@ -132,7 +133,7 @@ struct World<T> {
     random: fastrand::Rng,
 }
 
-/// A request's output, log-sum-exp and rows of the cache.
+/// A request's output, its log-sum-exp and its rows of the cache.
 type Bits = Vec<u8>;
 
 impl<T: Element> World<T> {
@@ -158,7 +159,7 @@ impl<T: Element> World<T> {
             .collect()
     }
 
-    /// Runs some of the requests in this order, in any pages; the bits of each.
+    /// Runs some of the requests in this order, in arbitrary pages. Returns the bits of each.
     fn step(&mut self, batch: &[usize]) -> Vec<Bits> {
         let Self {
             layer,
@@ -253,7 +254,7 @@ impl<T: Element> World<T> {
         (0..batch.len()).map(of_request).collect()
     }
 
-    /// Returns some requests in any order, as many as a step takes.
+    /// Returns some requests in any order, at most the number that fits a step.
     fn some(&mut self) -> Vec<usize> {
         let mut numbers: Vec<usize> = (0..self.requests.len()).collect();
         self.random.shuffle(&mut numbers);
@@ -283,7 +284,7 @@ fn write_context<T: Element>(
         .unwrap();
 }
 
-/// Runs random batches; the requests that have other bits in one of them than alone.
+/// Runs random batches. Returns the requests whose bits in some batch differ from those alone.
 fn differing<T: Element>(cpu: &Cpu, features: &[Feature], batches: u32) -> BTreeSet<usize> {
     let mut world = World::<T>::new(cpu, features);
     let alone = world.alone();
@@ -322,7 +323,7 @@ fn layers_in_many_random_batches() {
     layers(MANY / 4);
 }
 
-/// The control: without the feature, the cuts of a context follow the other requests.
+/// The control experiment. Without the feature, the cuts of a context depend on the other requests.
 #[test]
 fn free_layers_differ() {
     let differing = differing::<bf16>(&Cpu::new(), &[], 20);

@@ -1,4 +1,5 @@
-//! mla-runtime knows the CPU backends where no program links them: by the same constraints.
+//! mla-runtime knows the CPU backends even in programs that do not link them. Its specs must have
+//! the same constraints.
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{DecodeBackend, PrefillBackend};

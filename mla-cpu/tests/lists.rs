@@ -1,5 +1,6 @@
-//! Rows of a cache that lie far from the first, in lists of slots and in block tables. Conformance
-//! holds lists to the rest: entries that are no slots or stand twice, and a second cache.
+//! Rows far from the first row of a cache, in lists of slots and in block tables. The conformance
+//! suite tests other properties of lists: entries that are no slots, repeated entries, and a second
+//! cache.
 
 mod common;
 
@@ -23,11 +24,11 @@ const ROW: usize = 136;
 const HEADS: usize = 3;
 const SCALE: f32 = 0.2;
 
-/// Outputs, and log-sum-exps of `[heads, tokens]`.
+/// Outputs, and log-sum-exps as `[heads, tokens]`.
 type Attended = (Vec<f32>, Vec<f32>);
 
-/// Runs queries over a cache; each is a request of one token. Without lists each attends to all
-/// positions of its row of `tables`.
+/// Runs queries over a cache. Each query is a request of one token. Without lists, each attends to
+/// all positions in its row of `tables`.
 fn run<T: mla_runtime::model::Element + Pod>(
     queries: &[T],
     cache: CacheRef<'_, Cpu>,
@@ -78,8 +79,8 @@ fn bits((out, lse): &Attended) -> Vec<u32> {
     out.iter().chain(lse).map(|x| x.to_bits()).collect()
 }
 
-/// Rows further than 2³¹ elements from the first one. The memory between them is mapped, but never
-/// touched.
+/// Tests rows more than 2³¹ elements from the first one. The memory between them is mapped but
+/// never touched.
 #[test]
 fn far_rows() {
     for format in [
@@ -97,13 +98,13 @@ fn far_rows() {
         let mut small = vec![0u8; 3 * near_layout.page_stride];
         // Zeroed memory takes no pages until it is written.
         let mut large = vec![0u8; pages * far_layout.page_stride];
-        // Pages 0, 1 and 2 are the first one and the last two.
+        // The pages 0, 1 and 2 are the first page and the last two.
         let far_pages = [0, pages - 2, pages - 1];
         for slot in 0..3 * 64 {
             let far = far_pages[slot / 64] * 64 + slot % 64;
             let bytes: Vec<u8> = match format {
                 KvFormat::BF16 => bytemuck::pod_collect_to_vec(&random.fill::<bf16>(ROW)),
-                // Scales and rotary values of these bits are numbers, too.
+                // These bits are valid scales and rotary values, too.
                 _ => (0..row)
                     .map(|_| (random.next().abs() * 60.0) as u8)
                     .collect(),

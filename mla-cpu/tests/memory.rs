@@ -1,8 +1,8 @@
-//! Checks that sizes beyond any memory are refused, and that tensors without elements take neither
+//! Checks that sizes beyond any memory are refused. Tensors without elements must take neither
 //! memory nor time.
 //!
-//! The allocator of this program refuses what is larger than [`LARGEST`], as on a machine whose
-//! memory is full. Code that does not expect that ends the whole program.
+//! The allocator of this program refuses requests larger than [`LARGEST`], as on a machine whose
+//! memory is full. Code that does not handle this ends the whole program.
 
 use std::alloc::{GlobalAlloc, Layout as Allocation, System};
 
@@ -102,7 +102,7 @@ fn large_limits_run_out_of_memory() {
 
 #[test]
 fn long_steps_run_out_of_memory() {
-    // A row of every request is as wide as that of the longest.
+    // The row of every request is as wide as that of the longest request.
     let pages: Vec<i32> = (0..1 << 16).collect();
     let mut requests = vec![StepRequest::<i32>::new(0, 0, &[]); 1 << 12];
     requests.push(StepRequest::new(1, 1 << 18, &pages));
@@ -163,7 +163,7 @@ fn empty_tensors_take_no_time() {
             RotaryStyle::Halves,
         );
         let rotated = cpu.rotate(&rotary, RotaryQuery::InPlace(written(shape)));
-        // Tables of that number of positions fit into no memory.
+        // Tables with that number of positions do not fit into any memory.
         assert_eq!(rotated.is_ok(), batch == 0, "{shape:?}");
     }
     for (rows, shape) in [(1, [2, HUGE, 0]), (0, [0, HUGE, HUGE])] {
@@ -200,7 +200,7 @@ fn wide_rows_are_refused() {
     let rotary = Rotary::new(ArrayRef::from_slice(&[]), [angles; 2], RotaryStyle::Halves);
     let write = cpu.write_cache_rotated(read(row), read(row), &rotary, None, slots, cache());
     assert_out_of_memory("rotated write", write);
-    // Repeating one element makes a view of any width.
+    // A repeated element makes a view of any width.
     let one = [1.0f32];
     let wide = TensorRef::<Cpu>::from_slice(&one, [1, 1, 1]).unwrap();
     let mut product = [0.0f32];

@@ -1,4 +1,4 @@
-//! Numbers at the ends of their ranges on their way through a cache: docs/numbers.md.
+//! Writes extreme numbers to a cache and reads them back: docs/numbers.md.
 
 use half::f16;
 use mla_cpu::Cpu;
@@ -10,7 +10,7 @@ use mla_runtime::tensor::{
 
 const LATENT: usize = 128;
 
-/// The latent part of one row, written to a cache and gathered.
+/// Writes the latent part of one row to a cache and gathers it.
 fn through<To: Element + Default + Clone>(
     format: KvFormat,
     scale: f32,
@@ -53,7 +53,7 @@ fn quantised_cache_saturates() {
     let (_, got) = through::<f32>(KvFormat::Fp8, 1.0, &given);
     assert_eq!(got[..3], [448.0, -448.0, 448.0]);
     assert!(got[3].is_nan());
-    // A value below half of the smallest code, and that code.
+    // One value is below half of the smallest code, and one is that code.
     assert_eq!(got[4..7], [0.0, 2f32.powi(-9), 1.0]);
 }
 
@@ -73,7 +73,8 @@ fn nan_and_infinity_in_groups() {
 fn scales_of_tokens() {
     let scale = |bytes: &[u8]| f32::from_le_bytes(bytes[LATENT + 4..][..4].try_into().unwrap());
     let format = KvFormat::Fp8PerToken;
-    // The largest magnitude is exact to the scale's rounding, and NaN is none.
+    // The largest magnitude is exact except for the scale's rounding. NaN does not count as the
+    // largest.
     let (bytes, got) = through::<f32>(format, 1.0, &[f32::NAN, -100.0]);
     assert_eq!(scale(&bytes), 100.0 / 448.0);
     assert!(got[0].is_nan());
@@ -107,6 +108,6 @@ fn gathers_to_f16_range() {
     assert_eq!(got[..2], [f16::INFINITY, f16::from_f32(32768.0)]);
     let scale = 2f32.powi(-20);
     let (_, got) = through::<f16>(KvFormat::Fp8, scale, &[3.0 * scale, 2f32.powi(-6) * scale]);
-    // Three times 2^-20 is a subnormal, and 2^-26 is nothing.
+    // Three times 2^-20 becomes a subnormal number, and 2^-26 becomes 0.
     assert_eq!(got[..2], [f16::from_bits(48), f16::ZERO]);
 }

@@ -1,5 +1,5 @@
-//! Checks that products with weights in the layout of checkpoints take time in proportion to their
-//! rows.
+//! Checks the time of products with weights in the layout of checkpoints. It must be in proportion
+//! to the number of rows.
 
 use std::time::Duration;
 
@@ -13,15 +13,16 @@ use rustix::time::{ClockId, clock_gettime};
 const INPUTS: usize = 2048;
 const OUTPUTS: usize = 1024;
 
-/// Returns the processor time of this process. Unlike a clock on the wall it does not count the
-/// work of others, so that a busy machine measures the same as an idle one.
+/// Returns the processor time of this process. Unlike wall-clock time, it does not include other
+/// processes, so a busy machine gives the same result as an idle one.
 fn computed() -> Duration {
     clock_gettime(ClockId::ProcessCPUTime)
         .try_into()
         .expect("no process has computed for a negative time")
 }
 
-/// Returns the shortest of several times of `rows` tokens times weights `[out, in]`, on one thread.
+/// Measures the product of `rows` tokens and weights `[out, in]` several times on one thread.
+/// Returns the shortest time.
 fn shortest<T: Element>(cpu: &Cpu, rows: usize) -> Duration {
     let (a, b) = (
         vec![T::from_f32(0.5); rows * INPUTS],
@@ -62,8 +63,8 @@ fn time_grows_with_rows() {
     let check = |name: &str, time: fn(&Cpu, usize) -> Duration| {
         let times = [1, 2, 3, 4, 16, 64].map(|rows| (rows, time(&cpu, rows)));
         println!("{name}: {times:?}");
-        // Products with AVX-512 rearrange nothing. Those without it do, which takes a few times as
-        // long as reading the weights, for any number of rows.
+        // Products with AVX-512 rearrange nothing. Products without it do. That takes a few times
+        // as long as reading the weights, for any number of rows.
         for (rows, time) in &times[2..] {
             let max = match has_avx512() {
                 true => 2 + *rows as u32 / 2,

@@ -1,4 +1,5 @@
-//! A cache of two tensors: every operation of the device does the same as on one row.
+//! Checks that every operation of the device does the same on a cache of two tensors as on a cache
+//! of one.
 
 use mla_cpu::{Cpu, ReadRow as _};
 use mla_runtime::Result;
@@ -15,10 +16,10 @@ const R: usize = 4;
 const ROW: usize = L + R;
 const PAGES: usize = 5;
 const PAGE: usize = 3;
-/// Byte that fills the gaps between rows, and must stay.
+/// The byte that fills the gaps between rows. It must stay unchanged.
 const GAP: u8 = 0x5a;
 
-/// The same cache in one row and in two tensors, all with gaps.
+/// The same cache as one tensor and as two, all with gaps.
 struct Both {
     row: Vec<u8>,
     row_layout: CacheLayout,
@@ -51,7 +52,7 @@ impl Both {
         }
     }
 
-    /// Does the same to both caches.
+    /// Applies `work` to both caches.
     fn each(&mut self, mut work: impl FnMut(CacheMut<'_, Cpu>) -> Result<()>) -> Result<()> {
         work(CacheMut::new(&mut self.row[..], self.row_layout)?)?;
         work(self.split()?)
@@ -68,7 +69,7 @@ impl Both {
         ])
     }
 
-    /// Compares every byte of every row, and finds every gap untouched.
+    /// Compares every byte of every row, and checks that the gaps are unchanged.
     fn check(&self) {
         let (mut latents, mut keys) = (self.latents.clone(), self.keys.clone());
         let latent = self.layout.row_bytes();
@@ -192,7 +193,7 @@ fn split_pages_copy() -> Result<()> {
         split.read_row(4 * PAGE + 1, &mut to)?;
         assert_eq!(from, to, "{format}");
     }
-    // A tensor is not copied if the other one cannot be.
+    // Neither tensor is copied if the other one cannot be.
     let mut both = Both::new(KvFormat::Fp8, 2);
     let odd = both.layout.split_rope.map(|strides| CacheStrides {
         row_stride: strides.row_stride + 1,

@@ -1,4 +1,4 @@
-//! Views of extreme sizes: each is refused, or means what it says.
+//! Tests views of extreme sizes. Each is either refused or has its usual meaning.
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
@@ -16,7 +16,7 @@ use mla_runtime::{Named as _, Result};
 
 const DIMS: MlaDims = MlaDims::new(8, HeadDims::new(4, 4, 4));
 
-/// Returns `len` bytes at an address that is aligned for every view of them.
+/// Returns `len` bytes at an address that is aligned for every view.
 fn bytes(len: usize) -> &'static [u8] {
     #[repr(align(16))]
     struct Aligned([u8; 128]);
@@ -105,7 +105,7 @@ fn refused_views_are_named() {
         "layer 3: given cache layout 1 pages of 1 f32 rows of (8,4), strides of 48 and 48 bytes, \
          accepted rows of 48 bytes that do not overlap and lie within 32 bytes"
     );
-    // A view that is no argument keeps its words.
+    // An error that is not about an argument stays unchanged.
     let error = Cpu::new().allocate(usize::MAX).named("cache").map(drop);
     assert_eq!(
         error.unwrap_err().to_string(),
@@ -127,7 +127,7 @@ fn bad_split_caches_are_refused() {
         view.err().map(|error| error.to_string())
     };
     assert_eq!(said(64, split), None);
-    // The last row of a page needs nothing behind it.
+    // The last row of a page needs no bytes after it.
     let apart = |page_stride, row_stride| {
         split.with_split_rope(Some(CacheStrides {
             page_stride,
@@ -191,7 +191,7 @@ fn bad_split_caches_are_refused() {
 
 #[test]
 fn views_without_elements() {
-    // Their extents and strides are those of no memory, and are not added up.
+    // Their extents and strides may exceed any memory. They must not be added up.
     for shape in [[0, 2, 2], [2, 0, 2], [2, 2, 0]] {
         let gapless = Layout::contiguous(DType::F32, shape);
         let layout = Layout {
@@ -210,7 +210,7 @@ fn views_without_elements() {
     let nothing = ArrayRef::from_slice(&[]);
     let blocks = Fp8Blocks::<Cpu>::from_row(&[], nothing, [usize::MAX, 0], 127).unwrap();
     assert_eq!(blocks.rows(1..usize::MAX).unwrap().first_row(), 0);
-    // A problem without a latent is refused where a layer is made.
+    // A problem without a latent is refused when a layer is made.
     let none = MlaDims::new(0, HeadDims::new(4, 4, 4));
     let config = LayerConfig::new(Problem::new(none, 2, DType::F32), 0.1);
     let layout = Layout {
@@ -219,7 +219,7 @@ fn views_without_elements() {
     };
     let view = TensorRef::<Cpu>::new(&[], layout).unwrap();
     Weights::from_checkpoint(view, &config).unwrap();
-    // Rows without bytes.
+    // These rows have no bytes.
     let none = MlaDims::new(0, HeadDims::new(4, 0, 4));
     let cache = |pages, page_size| {
         let layout = CacheLayout::contiguous(none, KvFormat::F32, pages, page_size);
@@ -237,7 +237,8 @@ fn views_without_elements() {
 
 #[test]
 fn block_table_rows() {
-    // Rows of eight entries, read as rows of four, would be those of other requests.
+    // If rows of eight entries were read as rows of four, the entries would belong to other
+    // requests.
     let entries = [0; 16];
     let table = |requests, max_pages| {
         BlockTable::<Cpu>::new(ArrayRef::from_slice(&entries), requests, max_pages).map(drop)
@@ -275,7 +276,7 @@ fn extreme_limits_and_pages() {
         step.unwrap_err().to_string(),
         "requests.pages: given 0 of request 0, accepted at least 1, for 9 tokens"
     );
-    // No request has more new tokens than a step.
+    // No request can have more new tokens than a step.
     let config = LayerConfig::new(problem.with_query_len(QueryLen::Ragged), 0.1);
     let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&Cpu::new(), &config).unwrap();
     let limits = limits.with_decode_query_len(usize::MAX);
@@ -307,7 +308,7 @@ fn single_rows_take_any_stride() {
         let cache = CacheLayout::contiguous(DIMS, KvFormat::F32, 1, 2);
         let strided = CacheRef::<Cpu>::new(bytes(96), cache.with_page_stride(stride)).unwrap();
         assert_eq!(*strided.layout(), cache);
-        // A row of 132 + 2 bytes begins with floats: the next would begin where one may.
+        // A row of 132 + 2 bytes begins with floats, so the next row must be aligned for floats.
         let cache = CacheLayout::contiguous(GROUP, KvFormat::Fp8DsMla, 1, 1);
         let single = cache.with_row_stride(stride).with_page_stride(stride);
         let single = *CacheRef::<Cpu>::new(group, single).unwrap().layout();
@@ -320,7 +321,7 @@ fn single_rows_take_any_stride() {
         let lse = LseRef::<Cpu, Natural>::new(bytes(12), layout).unwrap();
         assert_eq!(lse.layout(), LseLayout::heads_first(1, 3));
     }
-    // Many rows without a distance between them are not one row.
+    // Several rows with a stride of 0 do not count as a single row.
     let layout = Layout {
         strides: [0, 4, 1],
         ..Layout::contiguous(DType::F32, [3, 1, 4])

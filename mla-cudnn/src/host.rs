@@ -1,9 +1,9 @@
-//! Lists of the host for the requests of a step.
+//! Lists on the host for the requests of a step.
 
 use mla_runtime::Result;
 use mla_runtime::room::with_room;
 
-/// Number of lists that a call has, each with an entry for every request and one more.
+/// Number of lists of a call. Each has one entry more than there are requests.
 pub(crate) const LISTS: usize = 7;
 
 /// Makes lists with room for the query and key lengths of `requests` requests.

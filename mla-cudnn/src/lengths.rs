@@ -1,16 +1,17 @@
-//! Lengths that have plans of their own.
+//! Lengths with their own plans.
 
 use std::sync::{PoisonError, RwLock};
 
-/// The lengths at which requests of one length have a plan of their own.
+/// The lengths at which requests of equal length have their own plan.
 ///
-/// cuDNN attends to requests of one length in 3 to 14% less time than to ragged ones, by a plan for
-/// just this length and number of requests. Such a plan takes 40 to 80 ms to build, for some shapes
-/// half a second, when a batch first has that shape. A workspace keeps it until 512 others were
-/// used since; what a graph was captured with stays. A plan is worth its time for lengths that
-/// occur again and again: those of [chunks](Self::Chunks) of prompts, and those that the engine
-/// knows of. An engine that cannot wait for a build while it serves runs one step of each shape
-/// before it does, as it would before it captures that step.
+/// cuDNN attends to requests of equal length in 3 to 14% less time than to ragged ones, by a plan
+/// for exactly this length and number of requests. Such a plan is built when a batch first has that
+/// shape. This takes 40 to 80 ms, and half a second for some shapes. A workspace keeps the plan
+/// until 512 others were used since. Plans that a graph was captured with are always kept.
+///
+/// A plan is worth its time for lengths that occur again and again: those of [chunks](Self::Chunks)
+/// of prompts, and those that the engine knows. If an engine cannot wait for a build while it
+/// serves, it runs one step of each shape beforehand, as it does before it captures a step.
 ///
 /// A length counts if both the query tokens and the keys of all requests have one of these lengths.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -19,17 +20,16 @@ pub enum ExactLengths {
     /// Powers of two from 64 on, and multiples of 512.
     #[default]
     Chunks,
-    /// The lengths of [`Chunks`](Self::Chunks), and these.
+    /// The lengths of [`Chunks`](Self::Chunks), and further ones.
     And(Vec<usize>),
-    /// Every length that occurs, as PyTorch does it: a new length takes a build whenever it first
-    /// occurs, or occurs again after 512 others.
+    /// All lengths that occur, as in PyTorch. A plan is built when a length first occurs, and when
+    /// it occurs again after 512 others.
     All,
 }
 
 static CHOSEN: RwLock<ExactLengths> = RwLock::new(ExactLengths::Chunks);
 
-/// Chooses the lengths that have plans of their own, for every layer of this program that is made
-/// afterwards.
+/// Chooses the lengths with their own plans, for all layers that this program makes afterwards.
 ///
 /// ```
 /// use mla_cudnn::{ExactLengths, set_exact_lengths};
@@ -50,7 +50,7 @@ pub(crate) fn chosen() -> ExactLengths {
 
 #[cfg(any(feature = "cudnn", test))]
 impl ExactLengths {
-    /// Returns true if requests of this length have a plan of their own.
+    /// Returns true if requests of this length have their own plan.
     pub(crate) fn has(&self, len: usize) -> bool {
         let is_chunk = len >= 64 && len.is_power_of_two() || len.is_multiple_of(512);
         len > 0

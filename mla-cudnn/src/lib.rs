@@ -2,10 +2,12 @@
 //!
 //! A program that depends on this crate with the feature `cudnn` and names it (`use mla_cudnn as
 //! _;`) has the backend in every registry. The build compiles a shim over cuDNN's frontend, from
-//! headers of pinned wheels; cuDNN itself is the machine's own, opened when the program first asks
-//! for it: `libcudnn.so.9` where the system looks for libraries, or the file that the environment
-//! variable `MLA_CUDNN` names. [`library`] says which version that is, or why there is none. The
-//! CUDA runtime (`libcudart.so.12` or `.13`) is opened by cuDNN's frontend in the same way.
+//! headers of pinned wheels.
+//!
+//! cuDNN itself comes from the machine. It is opened when the program first needs it. The
+//! environment variable `MLA_CUDNN` names its file. By default the system looks for
+//! `libcudnn.so.9`. [`library`] returns its version, or the reason why there is none. cuDNN's
+//! frontend opens the CUDA runtime (`libcudart.so.12` or `.13`) in the same way.
 
 #[cfg(any(feature = "cudnn", test))]
 mod host;

@@ -1,25 +1,25 @@
-//! The cuDNN of this machine: its version, and a check that it is usable.
+//! The cuDNN of this machine: its version, and a check that the version is usable.
 
 use mla_runtime::spec::Cause;
 
-/// Major, minor and patch.
+/// A version of cuDNN: major, minor and patch.
 pub type Version = [u32; 3];
 
-/// Accepted versions: ragged batches with a mask that is aligned to the bottom right came with 9.7,
-/// and 9.10.0 and 9.10.1 are known to be wrong.
+/// Accepted versions. 9.7 is the first with ragged batches and a mask that is aligned to the bottom
+/// right. 9.10.0 and 9.10.1 are known to give wrong results.
 const ACCEPTED: &str = "9.7.0 and up, without 9.10.0 and 9.10.1";
 
-/// Returns the version of the library that this program uses, which the first call opens; or the
-/// reason why there is none.
+/// Returns the version of the library that this program uses, or the reason why there is none. The
+/// first call opens the library.
 ///
 /// # Errors
 ///
-/// The cause: the feature is off, the library is missing, or it has a version that is refused.
+/// If the feature is off, the library is missing, or its version is refused.
 pub fn library() -> Result<Version, Cause> {
     accept(open()?)
 }
 
-/// Refuses versions that lack what is needed, or are known to be wrong.
+/// Refuses versions that lack needed features, or that are known to be wrong.
 fn accept(version: Version) -> Result<Version, Cause> {
     let is_wrong = version[..2] == [9, 10] && version[2] < 2;
     if version[0] == 9 && version[1] >= 7 && !is_wrong {
@@ -49,10 +49,10 @@ fn open() -> Result<Version, Cause> {
         let given = std::env::var_os("MLA_CUDNN").filter(|path| !path.is_empty());
         open_file(given.as_deref()).map_err(|why| match given {
             None => DEFAULT,
-            // A cause is a constant; this one is made once in the program.
+            // A cause holds a constant text. This text is made only once in the program.
             Some(path) => {
                 let path = path.display().to_string();
-                // The loader begins with the path, too.
+                // The loader's message begins with the path, too.
                 let why = why.strip_prefix(&format!("{path}: ")).unwrap_or(&why);
                 String::leak(format!("MLA_CUDNN={path} ({why})"))
             }
@@ -65,7 +65,7 @@ fn open() -> Result<Version, Cause> {
 #[cfg(feature = "cudnn")]
 const DEFAULT: &str = "libcudnn.so.9";
 
-/// Opens the library of this path, or the system's, and asks for its version.
+/// Opens the library at this path, or the system's, and returns its version.
 #[cfg(feature = "cudnn")]
 fn open_file(path: Option<&std::ffi::OsStr>) -> Result<Version, String> {
     use std::ffi::{CStr, CString};
@@ -74,15 +74,15 @@ fn open_file(path: Option<&std::ffi::OsStr>) -> Result<Version, String> {
     let path = path.map(|path| CString::new(path.as_bytes())).transpose();
     let path = path.map_err(|error| error.to_string())?;
     let mut version = 0;
-    // SAFETY: the path is a string or null, and the address that of a value on this stack. Opening
-    // the library runs its initialisers, as every user of it does.
+    // SAFETY: the path is a string or null, and the address is that of a value on this stack.
+    // Opening the library runs its initialisers, as every program that uses it does.
     let status = unsafe {
         let path = path.as_ref().map_or(std::ptr::null(), |path| path.as_ptr());
         crate::ffi::mc_open(path, &raw mut version)
     };
     let version = u32::try_from(version).ok().filter(|_| status == 0);
     let Some(version) = version else {
-        // SAFETY: the function takes nothing, and its text lives until this thread's next call.
+        // SAFETY: the function has no parameters, and its text lives until this thread's next call.
         let text = unsafe { CStr::from_ptr(crate::ffi::mc_last_error()) };
         return Err(text.to_string_lossy().into_owned());
     };

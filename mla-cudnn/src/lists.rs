@@ -8,34 +8,36 @@ use mla_kernels::device::Buffer;
 use mla_runtime::tensor::Memory as _;
 use mla_runtime::{Error, Result};
 
-/// Number of calls of a step that have places: that of its new tokens, and those of its first
-/// context chunks.
+/// Number of calls of a step with their own places: the call for new tokens, and those for the
+/// first context chunks.
 const PLACES: usize = 9;
 
-/// The tokens of one request that cuDNN is given.
+/// The tokens of one request that are passed to cuDNN.
 pub(crate) struct Seen {
     pub(crate) query: Range<usize>,
     pub(crate) key: Range<usize>,
 }
 
-/// Lengths and offsets on the device. Each of a step's calls has a place that does not move: a
-/// graph that was captured with the lists finds those of the next step there once it is prepared.
-/// All layers of a step have the same, so they are copied once.
+/// Lengths and offsets on the device.
+///
+/// Each of a step's calls has a place with a fixed address. A graph that was captured with the
+/// lists finds those of the next step there, after that was prepared. All layers of a step have the
+/// same lists, so they are copied once.
 pub(crate) struct Lists {
-    /// `[PLACES, LISTS, room]`: of each call two lists of lengths and five of offsets.
+    /// `[PLACES, LISTS, room]`: each call has two lists of lengths and five of offsets.
     device: Buffer,
     places: Vec<Place>,
-    /// Entries of a list: one for each request and one more.
+    /// The number of entries of a list, one more than there are requests.
     room: usize,
     scratch: Vec<i32>,
 }
 
-/// A call's place.
+/// The place of a call.
 #[derive(Clone, Default)]
 struct Place {
     /// The lists that the place holds.
     written: Vec<i32>,
-    /// The strides between tokens that the offsets were last computed from.
+    /// The strides between tokens from which the offsets were last computed.
     strides: Option<[usize; 4]>,
 }
 
@@ -54,7 +56,7 @@ impl Lists {
     }
 
     /// Returns the addresses of a call's lists, which describe these requests in tensors with these
-    /// strides. Calls beyond the number of places share the last place.
+    /// strides. All calls beyond the number of places use the last place.
     pub(crate) fn of(
         &mut self,
         device: &Cuda,
@@ -69,8 +71,8 @@ impl Lists {
         Ok(std::array::from_fn(|number| begin + (number * list) as u64))
     }
 
-    /// Writes the lists of a step that is prepared, if its call has a place and occurred before:
-    /// tensors keep their strides from step to step.
+    /// Writes the lists of a prepared step, if its call has a place and occurred before. Tensors
+    /// keep their strides from step to step.
     pub(crate) fn prepare(&mut self, device: &Cuda, call: usize, seen: &[Seen]) -> Result<()> {
         match self.places.get(call).and_then(|place| place.strides) {
             Some(strides) => self.write(device, call, seen, strides),
@@ -104,8 +106,8 @@ impl Lists {
     }
 }
 
-/// Returns the tokens of each request that cuDNN is given, and puts the query tokens that see no
-/// key into `unseen`.
+/// Returns the tokens of each request that are passed to cuDNN. Query tokens that see no key are
+/// added to `unseen`.
 pub(crate) fn split(
     query_lens: &[u32],
     key_lens: &[u32],
@@ -120,7 +122,7 @@ pub(crate) fn split(
     let (mut seen, mut query, mut key) = (Vec::with_capacity(key_lens.len()), 0, 0);
     for (queries, keys) in query_lens.iter().zip(key_lens) {
         let (end, key_end) = (query + *queries as usize, key + *keys as usize);
-        // The last query token sees all keys, and each before it one less.
+        // The last query token sees all keys, and each earlier token sees one key less.
         let first = match (causal, key_end - key) {
             (_, 0) => end,
             (true, keys) => query.max(end.saturating_sub(keys)),
@@ -140,7 +142,8 @@ pub(crate) fn split(
     Ok(seen)
 }
 
-/// Returns true if all requests have these lengths, one behind the other from the first token on.
+/// Returns true if all requests have these lengths, and lie one after the other from the first
+/// token on.
 pub(crate) fn are_equal(seen: &[Seen], query_len: usize, key_len: usize) -> bool {
     let is_nth = |tokens: &Range<usize>, len: usize, n: usize| *tokens == (n * len..(n + 1) * len);
     let mut numbered = seen.iter().enumerate();
@@ -218,7 +221,7 @@ mod tests {
         let equal = seen(&[64, 0, 64], &[128, 0, 128], true);
         assert!(are_equal(&equal, 64, 128));
         assert!(!are_equal(&equal, 64, 256));
-        // Keys that no query token sees, another length, and rows that see nothing.
+        // Some keys are not seen by any query token, a length differs, or rows see nothing.
         assert!(!are_equal(
             &seen(&[64, 0, 64], &[128, 1, 128], true),
             64,

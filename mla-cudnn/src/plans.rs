@@ -4,23 +4,23 @@ use std::collections::HashMap;
 use std::hash::Hash;
 
 /// Plans by their keys. A captured plan stays for the life of this list, since a graph may launch
-/// its kernels; of the others the most recently used stay.
+/// its kernels. Of the others, the most recently used ones stay.
 pub(crate) struct Plans<K, P> {
     known: HashMap<K, Known<P>>,
     max: usize,
-    /// Counts uses, so that one is known to be later than another.
+    /// Counts uses, to compare the times of two uses.
     uses: u64,
 }
 
 struct Known<P> {
-    /// The plan; `None` if cuDNN has none for the key, and will have none.
+    /// The plan, or `None` if cuDNN has and will have none for the key.
     plan: Option<P>,
     last_use: u64,
     is_captured: bool,
 }
 
 impl<K: Copy + Eq + Hash, P: Copy> Plans<K, P> {
-    /// Makes an empty cache of at most `max` plans beside those of graphs.
+    /// Makes an empty cache of at most `max` plans, not counting those of graphs.
     pub(crate) fn new(max: usize) -> Self {
         Self {
             known: HashMap::new(),
@@ -29,8 +29,8 @@ impl<K: Copy + Eq + Hash, P: Copy> Plans<K, P> {
         }
     }
 
-    /// Looks up a key, which counts as a use: its plan, `Some(None)` if it is known to have none,
-    /// or `None` if it is unknown.
+    /// Looks up a key, which counts as a use. Returns its plan, `Some(None)` if it is known to have
+    /// none, or `None` if the key is unknown.
     pub(crate) fn get(&mut self, key: &K) -> Option<Option<P>> {
         let known = self.known.get_mut(key)?;
         self.uses += 1;
@@ -57,7 +57,7 @@ impl<K: Copy + Eq + Hash, P: Copy> Plans<K, P> {
     }
 
     /// Evicts the least recently used keys until there is room for one more, and returns their
-    /// plans. No graph has them; their launches may still run.
+    /// plans. No graph uses these plans, but their launches may still run.
     pub(crate) fn make_room(&mut self) -> Vec<P> {
         let mut free: Vec<_> = self
             .known
@@ -82,8 +82,7 @@ impl<K: Copy + Eq + Hash, P: Copy> Plans<K, P> {
 mod tests {
     use super::*;
 
-    /// Returns the keys that are evicted while `keys` are looked up, and launched, one after
-    /// another.
+    /// Returns the keys that are evicted while `keys` are looked up and launched one after another.
     fn gone(max: usize, keys: &[u32], captured: &[u32]) -> Vec<u32> {
         let mut plans = Plans::new(max);
         let mut gone = Vec::new();
@@ -102,7 +101,7 @@ mod tests {
         assert!(gone(3, &[1, 2, 3, 1, 2, 3], &[]).is_empty());
         assert_eq!(gone(3, &[1, 2, 3, 4], &[]), [1]);
         assert_eq!(gone(3, &[1, 2, 3, 1, 4, 5], &[]), [2, 3]);
-        // A key that comes back after its plan was evicted is built anew.
+        // If a key occurs again after its plan was evicted, the plan is built again.
         assert_eq!(gone(2, &[1, 2, 3, 1], &[]), [1, 2]);
     }
 

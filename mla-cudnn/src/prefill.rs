@@ -1,11 +1,13 @@
 //! CUDNN: expanded prefill over ragged batches.
 //!
 //! cuDNN builds a plan for each number of requests and each power of two that bounds their lengths,
-//! when that first occurs. If all requests have one length, and it is among the
-//! [exact](crate::ExactLengths) ones, it is a plan for just this length, which is faster. Requests
-//! without queries or keys are left out of what it is given, and query tokens that see no key are
-//! filled here: versions below 9.25 give NaN for them. The log-sum-exp is written with one stride
-//! for all steps and copied, since a plan holds the stride.
+//! when this combination first occurs. If all requests have the same length, and it is among the
+//! [exact](crate::ExactLengths) ones, the plan is for exactly this length, which is faster.
+//!
+//! Requests without queries or keys are not passed to cuDNN. Query tokens that see no key are
+//! filled here, since versions below 9.25 give NaN for them. A plan contains the stride of the
+//! log-sum-exp. The log-sum-exp is therefore written with one stride for all steps, and then
+//! copied.
 
 use mla_runtime::mla_backend;
 
@@ -31,7 +33,7 @@ use {
     std::ops::Range,
 };
 
-/// Expanded attention by the machine's own cuDNN. Addresses, and strides in bytes, are multiples of
+/// Expanded attention by the machine's own cuDNN. Addresses and strides in bytes are multiples of
 /// 16.
 #[derive(Debug)]
 pub struct Cudnn {
@@ -56,7 +58,7 @@ pub struct CudnnState {
 }
 
 /// Properties of a call on which its plan depends: the query tokens and keys of its requests, its
-/// mask, and its number among the step's calls.
+/// mask, and its index among the step's calls.
 #[cfg(feature = "cudnn")]
 #[derive(Clone, Copy)]
 struct Lens<'a> {
@@ -87,7 +89,7 @@ impl<'a> Lens<'a> {
     }
 }
 
-/// The tensors of a call, once they are checked: in the order query, keys, values, output.
+/// The checked tensors of a call, in the order query, keys, values, output.
 #[cfg(feature = "cudnn")]
 struct Tensors {
     layouts: [Layout; 4],
@@ -143,7 +145,8 @@ impl PrefillBackend for Cudnn {
     }
 
     fn workspace_bytes(&self, _: &Cuda, limits: &StepLimits) -> Result<u64> {
-        // The workspaces of plans are not included: their sizes are known once they are built.
+        // Workspaces of plans are not included, since their sizes are known only after the plans
+        // are built.
         let lists = Lists::bytes(limits.requests);
         Ok(lists.saturating_add(self.lse_bytes(limits)) as u64)
     }
@@ -217,8 +220,8 @@ impl PrefillBackend for Cudnn {
     }
 }
 
-/// Returns the distance between the heads of a log-sum-exp that holds any step's, a multiple of 256
-/// bytes.
+/// Returns the distance between the heads of a log-sum-exp that fits any step. It is a multiple of
+/// 256 bytes.
 #[cfg(feature = "cudnn")]
 fn lse_stride(limits: &StepLimits) -> usize {
     limits.tokens.max(1).div_ceil(64).saturating_mul(64)
@@ -231,7 +234,7 @@ impl Cudnn {
         (heads * size_of::<f32>()).saturating_mul(lse_stride(limits))
     }
 
-    /// Writes the lists of a call of the step, if it will read any.
+    /// Writes the lists of a call of the step, if the call will read any.
     fn prepare_lists(&self, device: &Cuda, state: &mut CudnnState, lens: Lens<'_>) -> Result<()> {
         let seen = split(lens.query, lens.key, lens.causal, &mut state.unseen)?;
         if seen.is_empty() || self.exact_lens(&seen).is_some() {
@@ -257,18 +260,18 @@ impl Cudnn {
         if !seen.is_empty() {
             self.launch(device, state, &tensors, &seen, lens)?;
             // SAFETY: the log-sum-exp was checked to hold its heads and tokens and is borrowed
-            // mutably, and the state's has room for them.
+            // mutably. The state's log-sum-exp has room for them.
             unsafe { copy_lse(device, &state.lse, state.lse_stride, &tensors)? };
         }
         for rows in &state.unseen {
-            // SAFETY: the rows are of the output and the log-sum-exp, which were checked and are
+            // SAFETY: the rows belong to the output and the log-sum-exp, which were checked and are
             // borrowed mutably.
             unsafe { fill(device, rows, &tensors)? };
         }
         Ok(())
     }
 
-    /// Runs cuDNN for the requests that it is given.
+    /// Runs cuDNN for the requests that are passed to it.
     fn launch(
         &self,
         device: &Cuda,
@@ -308,14 +311,14 @@ impl Cudnn {
             lse_offsets: list(6),
             workspace: std::ptr::null_mut(),
         };
-        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree;
-        // the state's log-sum-exp has room for all query tokens; the lists were written for these
+        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree.
+        // The state's log-sum-exp has room for all query tokens. The lists were written for these
         // requests and lie within the tensors, or the requests are equal and the plan reads no
         // list.
         unsafe { state.session.run(&key, run) }
     }
 
-    /// Returns the tensors of a call, which have to be those of the lengths.
+    /// Returns the tensors of a call, whose sizes have to fit the lengths.
     fn tensors(&self, call: PrefillCall<'_, Cuda>, lens: Lens<'_>) -> Result<Tensors> {
         call.check(&self.config, &Self::SPEC)?;
         let (Keys::Packed(keys), Output::Plain(out)) = (call.keys, call.out) else {
@@ -359,8 +362,8 @@ impl Cudnn {
         })
     }
 
-    /// Returns the query tokens and keys of each request, if all have the same and these have plans
-    /// of their own.
+    /// Returns the numbers of query tokens and keys of each request, if they are equal for all
+    /// requests and have their own plans.
     fn exact_lens(&self, seen: &[Seen]) -> Option<[usize; 2]> {
         let first = seen.first()?;
         let [query_len, key_len] = [first.query.len(), first.key.len()];
@@ -370,8 +373,7 @@ impl Cudnn {
         is_exact.then_some([query_len, key_len])
     }
 
-    /// Returns the key for which a plan for these requests is built. The stride of the log-sum-exp
-    /// is 0 if there is none.
+    /// Returns the key of the plan for these requests. Without a log-sum-exp, its stride is 0.
     fn key(
         &self,
         tensors: &Tensors,
@@ -387,7 +389,7 @@ impl Cudnn {
         let equal = self.exact_lens(seen);
         let [max_query_len, max_key_len] = equal.unwrap_or_else(|| {
             let queries = bucket(&mut seen.iter().map(|seen| seen.query.len()));
-            // A mask that is aligned to the bottom right wants no more queries than keys.
+            // A mask that is aligned to the bottom right needs at least as many keys as queries.
             let min = if causal { queries } else { 0 };
             let keys = bucket(&mut seen.iter().map(|seen| seen.key.len()));
             [queries, keys.max(min)]
@@ -445,13 +447,13 @@ unsafe fn copy_lse(device: &Cuda, from: &Buffer, stride: usize, tensors: &Tensor
         dstHost: std::ptr::null_mut(),
         dstDevice: to,
         dstArray: std::ptr::null_mut(),
-        // One head may have any stride, so the pitch is made large enough.
+        // With one head, the stride may have any value, so the pitch is made large enough.
         dstPitch: to_stride.max(tokens) * bytes,
         WidthInBytes: tokens * bytes,
         Height: heads,
     };
     device.bind()?;
-    // SAFETY: this function's own contract, for source and destination.
+    // SAFETY: this function's own contract covers source and destination.
     let status = unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, device.raw_stream().cast()) };
     status.result().map_err(|error| Error::Device {
         device: "cuda",
@@ -477,7 +479,7 @@ unsafe fn fill(device: &Cuda, rows: &Range<usize>, tensors: &Tensors) -> Result<
     let ([_, heads, width], [token, head, _]) = (out.shape, out.strides);
     let bytes = out.dtype.bytes();
     device.bind()?;
-    // A row per token if its heads lie beside each other, otherwise one per token and head.
+    // A row is a token if its heads are contiguous, and otherwise one head of a token.
     let (columns, parts) = if head == width {
         (heads * width, 1)
     } else {
@@ -485,7 +487,7 @@ unsafe fn fill(device: &Cuda, rows: &Range<usize>, tensors: &Tensors) -> Result<
     };
     for part in 0..parts {
         let begin = address + ((rows.start * token + part * head) * bytes) as u64;
-        // SAFETY: this function's own contract, for the rows; 16 bits are one element.
+        // SAFETY: this function's own contract covers the rows. An element has 16 bits.
         let status = unsafe {
             sys::cuMemsetD2D16Async(begin, token * bytes, 0, columns, rows.len(), stream)
         };
@@ -497,7 +499,7 @@ unsafe fn fill(device: &Cuda, rows: &Range<usize>, tensors: &Tensors) -> Result<
     }
     let (begin, pitch) = (lse + (rows.start * 4) as u64, stride * 4);
     let infinity = f32::NEG_INFINITY.to_bits();
-    // SAFETY: this function's own contract, for a row of each head.
+    // SAFETY: this function's own contract covers a row of each head.
     let status =
         unsafe { sys::cuMemsetD2D32Async(begin, pitch, infinity, rows.len(), heads, stream) };
     status.result().map_err(failed)

@@ -1,4 +1,4 @@
-//! A handle of cuDNN's and the plans that were built with it.
+//! A handle of cuDNN and the plans that were built with it.
 
 use std::ffi::{CStr, c_void};
 
@@ -15,7 +15,7 @@ fn check(operation: &'static str, status: i32) -> Result<()> {
     if status == 0 {
         return Ok(());
     }
-    // SAFETY: the function takes nothing, and its text lives until this thread's next call.
+    // SAFETY: the function has no parameters, and its text lives until this thread's next call.
     let text = unsafe { CStr::from_ptr(ffi::mc_last_error()) };
     Err(Error::Device {
         device: "cuda",
@@ -24,24 +24,24 @@ fn check(operation: &'static str, status: i32) -> Result<()> {
     })
 }
 
-/// Maximum number of plans that are kept beside those of graphs: more shapes than an engine serves
-/// again and again, so that the evicted ones no longer occur.
+/// Maximum number of plans that are kept besides those of graphs. It exceeds the number of shapes
+/// that an engine serves again and again, so evicted plans are no longer needed.
 const MAX_PLANS: usize = 512;
 
-/// Plans are built when their key first occurs, and kept while they are used: a build takes far
-/// longer than a launch.
+/// Plans are built when their key first occurs, and kept while they are used, since a build takes
+/// far longer than a launch.
 pub(crate) struct Session {
     device: Cuda,
     handle: *mut c_void,
-    /// Equal requests that cuDNN has no plan for are run by that of ragged ones.
+    /// The plans. Equal requests for which cuDNN has no plan use the plan for ragged ones.
     plans: Plans<Numbers, *mut c_void>,
-    /// The last is as large as the plan with the largest needs. The others are kept, since a graph
-    /// may have been captured with them.
+    /// Workspaces. The last one has the size of the largest plan. The others are kept, since a
+    /// graph may have been captured with them.
     workspaces: Vec<Buffer>,
 }
 
-// SAFETY: cuDNN allows a handle and its plans to be used by any thread, if by one at a time; a
-// session is used through `&mut`.
+// SAFETY: cuDNN allows any thread to use a handle and its plans, but only one at a time. A session
+// is used through `&mut`.
 unsafe impl Send for Session {}
 
 impl Session {
@@ -61,8 +61,8 @@ impl Session {
         })
     }
 
-    /// Builds the plan for `key` if it is the first of its kind, and returns the plan's own key:
-    /// that of ragged requests if cuDNN refuses one for equal ones.
+    /// Builds the plan for `key` when the key first occurs, and returns the plan's own key. If
+    /// cuDNN refuses a plan for equal requests, this returns the key for ragged ones.
     pub(crate) fn built(&mut self, key: ffi::McKey) -> Result<ffi::McKey> {
         let ragged = ffi::McKey { equal: 0, ..key };
         if self.plans.get(&numbers(&key)) != Some(None) {
@@ -82,7 +82,7 @@ impl Session {
     ///
     /// # Safety
     ///
-    /// Every address in `run` is of memory of the device that holds what `key` says.
+    /// Every address in `run` is that of device memory that holds what `key` says.
     pub(crate) unsafe fn run(&mut self, key: &ffi::McKey, mut run: ffi::McRun) -> Result<()> {
         let is_capturing = self.device.is_capturing()?;
         let Some(plan) = self.plans.launch(&numbers(key), is_capturing) else {
@@ -96,8 +96,8 @@ impl Session {
         let workspace = self.workspaces.last().map_or(0, Buffer::address);
         run.workspace = workspace as *mut _;
         let stream = self.device.raw_stream();
-        // SAFETY: the plan was built with this handle, the workspace is as large as it asked for,
-        // and the caller vouches for the rest.
+        // SAFETY: the plan was built with this handle, and the workspace has the size that the plan
+        // needs. The caller vouches for the rest.
         let status = unsafe { ffi::mc_run(self.handle, plan, &raw const run, stream) };
         check("CUDNN", status)
     }
@@ -118,13 +118,13 @@ impl Session {
         // SAFETY: the handle is alive, and the addresses are those of values on this stack.
         let status = unsafe { ffi::mc_plan_new(self.handle, key, &raw mut plan, &raw mut bytes) };
         check("plan of CUDNN", status).map_err(Refusal::OfCudnn)?;
-        // A plan is not kept if there is no memory for its workspace.
+        // If there is no memory for its workspace, a plan is not kept.
         let bytes = usize::try_from(bytes).unwrap_or(0);
         if bytes > self.workspaces.last().map_or(0, Buffer::len) {
             match self.device.allocate(bytes) {
                 Ok(larger) => self.workspaces.push(larger),
                 Err(error) => {
-                    // SAFETY: the plan was made above, and nothing has it.
+                    // SAFETY: the plan was made above, and nothing else has it.
                     unsafe { ffi::mc_plan_free(plan) };
                     return Err(error.into());
                 }
@@ -143,9 +143,9 @@ impl Session {
         self.device.bind()?;
         let waited = self.device.synchronize();
         for plan in gone {
-            // SAFETY: this session made the plan and has forgotten it. Every launch of it was on
-            // the device's stream, which was waited for, and none within a capture, so no graph has
-            // it. If waiting failed, the context is lost, and nothing runs in it.
+            // SAFETY: this session made the plan and has removed it from its list. Every launch of
+            // it was on the device's stream, which was waited for. None was in a capture, so no
+            // graph has it. If waiting failed, the context is lost, and nothing runs in it.
             unsafe { ffi::mc_plan_free(plan) };
         }
         waited
@@ -154,7 +154,7 @@ impl Session {
 
 /// Reason why there is no plan.
 enum Refusal {
-    /// cuDNN has none for the key, and will have none.
+    /// cuDNN has and will have no plan for the key.
     OfCudnn(Error),
     Other(Error),
 }
@@ -175,12 +175,12 @@ impl From<Error> for Refusal {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // cuDNN frees in the current context of the calling thread. An error is of a context that
-        // is lost already.
+        // cuDNN frees in the current context of the calling thread. An error means that the context
+        // is already lost.
         let _ = self.device.bind();
         let _ = self.device.synchronize();
-        // SAFETY: plans and handle were made by this session, nothing uses them any more, and the
-        // plans go before the handle that they were built with.
+        // SAFETY: this session made the plans and the handle, and nothing uses them any more. The
+        // plans are freed before the handle with which they were built.
         unsafe {
             for plan in self.plans.all() {
                 ffi::mc_plan_free(plan);
@@ -190,7 +190,7 @@ impl Drop for Session {
     }
 }
 
-/// Numbers that tell two keys apart.
+/// Numbers that identify a key.
 type Numbers = [i64; 19];
 
 fn numbers(key: &ffi::McKey) -> Numbers {

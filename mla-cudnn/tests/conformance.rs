@@ -1,4 +1,4 @@
-//! The backend does what its spec says, on a GPU, with the cuDNN of the machine.
+//! Conformance tests of the backend on a GPU, with the cuDNN of the machine.
 #![cfg(feature = "cudnn")]
 
 mla_conformance::prefill_conformance!(

@@ -1,5 +1,5 @@
-//! A wrong `MLA_CUDNN` is an error that names it. A program of its own: a process opens one
-//! library.
+//! A wrong `MLA_CUDNN` gives an error that names it. This is a separate program, since a process
+//! opens only one library.
 #![cfg(feature = "cudnn")]
 
 use mla_cudnn::{Cudnn, library};

@@ -1,5 +1,5 @@
-//! Selection without a GPU: the backend is found by name, fits where it should, and an absent
-//! library is a reason.
+//! Selection without a GPU: the backend is found by name, fits where it should, and gives an absent
+//! library as a reason.
 
 use mla_cudnn::library;
 use mla_runtime::model::{DType, MlaDims};
@@ -43,7 +43,7 @@ fn a_library_that_is_not_there_is_a_cause() {
     }
 }
 
-/// mla-runtime knows them where no program links this crate: by the same constraints.
+/// mla-runtime knows the same constraints for programs that do not link this crate.
 #[test]
 fn the_known_specs_are_those_of_the_attributes() {
     let registry = Registry::linked().unwrap();

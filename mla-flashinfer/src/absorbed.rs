@@ -1,18 +1,18 @@
-//! A decode call's tensors by their addresses, once the call is checked.
+//! The addresses of a decode call's tensors, after the call was checked.
 
 use mla_kernels::Cuda;
 use mla_runtime::backend::{DecodeCall, Output, Query};
 use mla_runtime::tensor::{Layout, LseMut};
 use mla_runtime::{Error, Result};
 
-/// A tensor's place in the device's memory.
+/// The place of a tensor in the device's memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) address: u64,
     pub(crate) layout: Layout,
 }
 
-/// The tensors of a dense call with its queries apart.
+/// The tensors of a dense call with split queries.
 pub(crate) struct Absorbed<'a> {
     pub(crate) latent: Place,
     pub(crate) rope: Place,
@@ -22,6 +22,8 @@ pub(crate) struct Absorbed<'a> {
 }
 
 impl<'a> Absorbed<'a> {
+    /// Collects the tensors of a call.
+    ///
     /// # Errors
     ///
     /// If the call is of another kind.

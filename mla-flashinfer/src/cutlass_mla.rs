@@ -1,9 +1,9 @@
 //! CUTLASS_MLA: absorbed decode on Blackwell, one query token per request.
 //!
-//! The kernel reads whole tiles of 128 keys, also beyond a request's end. Each request is therefore
-//! divided into its whole tiles and a copy of the rest with zeros behind it; the kernel attends to
-//! both, and a kernel of our own merges the results. All of that is enqueued from lengths on the
-//! device, so that a captured step serves others.
+//! The kernel reads whole tiles of 128 keys, even beyond a request's end. Each request is therefore
+//! divided into its whole tiles, and a copy of the rest followed by zeros. The kernel attends to
+//! both parts, and a kernel of this crate merges the results. All of this is enqueued from lengths
+//! on the device, so a captured step can be replayed with others.
 
 use mla_runtime::mla_backend;
 
@@ -20,8 +20,8 @@ use {
     mla_runtime::{Error, Result},
 };
 
-/// Absorbed decode by CUTLASS's kernel for Blackwell, with the fixes that FlashInfer made. It has
-/// run on no GPU yet, so it is chosen by name only.
+/// Absorbed decode by CUTLASS's kernel for Blackwell, with FlashInfer's fixes. It has not run on
+/// any GPU yet, so it is only chosen by name.
 #[derive(Debug)]
 pub struct CutlassMla {
     #[cfg(feature = "sm100")]
@@ -34,7 +34,7 @@ pub struct CutlassMla {
 #[cfg(feature = "sm100")]
 type Attend = unsafe extern "C" fn(*const ffi::FiCutlassMla, *mut std::ffi::c_void) -> i32;
 
-/// The heads that the kernel computes, and the keys that it reads at once.
+/// The number of heads that the kernel computes, and of keys that it reads at once.
 #[cfg(feature = "sm100")]
 const HEADS: usize = ffi::FI_CUTLASS_MLA_HEADS as usize;
 #[cfg(feature = "sm100")]
@@ -46,7 +46,7 @@ const LATENT: usize = 512;
 #[cfg(feature = "sm100")]
 const ROPE: usize = 64;
 
-/// Copies of the call's tensors that the kernel reads, and its results.
+/// Copies of the call's tensors for the kernel, and the kernel's results.
 #[cfg(feature = "sm100")]
 pub struct CutlassMlaState {
     made_for: Problem,
@@ -68,7 +68,7 @@ pub struct CutlassMlaState {
     sms: usize,
 }
 
-/// The bytes of a state's buffers.
+/// The sizes of a state's buffers in bytes.
 #[cfg(feature = "sm100")]
 struct Sizes {
     rows: usize,
@@ -99,7 +99,7 @@ impl CutlassMla {
         let requests = limits.requests;
         let rows = requests.saturating_mul(HEADS);
         let element = self.config.problem.dtype.bytes();
-        // SAFETY: the function computes with its arguments alone.
+        // SAFETY: the function only computes with its arguments.
         let partial = unsafe {
             ffi::fi_cutlass_mla_workspace_bytes(int("requests", requests)?, int("SMs", sms)?)
         };
@@ -220,7 +220,7 @@ impl DecodeBackend for CutlassMla {
     }
 }
 
-/// A call that is known to fit the state.
+/// A call that fits the state.
 #[cfg(feature = "sm100")]
 struct Step<'a, 'b> {
     backend: &'a CutlassMla,
@@ -239,7 +239,7 @@ struct Keys {
     page_stride: usize,
     row_stride: usize,
     width: usize,
-    /// Index into the state's pairs: 0 for whole tiles, 1 for tails.
+    /// Index into the state's pairs of buffers: 0 for whole tiles, 1 for tails.
     part: usize,
 }
 
@@ -256,7 +256,7 @@ impl Step<'_, '_> {
         self.backend.config.problem.dtype.bytes()
     }
 
-    /// Returns the whole tiles: the request's own pages.
+    /// Returns the keys of whole tiles, which are in the request's own pages.
     fn tiles(&self, cache: &Cache<'_>) -> Result<Keys> {
         let layout = cache.layout();
         Ok(Keys {
@@ -270,7 +270,7 @@ impl Step<'_, '_> {
         })
     }
 
-    /// Returns the tails: copies, each a page of its own.
+    /// Returns the keys of the tails. These are copies, and each is a separate page.
     fn tails(&self) -> Result<Keys> {
         let row = LATENT + ROPE;
         Ok(Keys {
@@ -286,7 +286,7 @@ impl Step<'_, '_> {
 
     /// # Safety
     ///
-    /// The contract of [`DecodeBackend::decode`], of the step's batch.
+    /// The contract of [`DecodeBackend::decode`] holds for the step's batch.
     unsafe fn split(&self, absorbed: &Absorbed<'_>, cache: &Cache<'_>) -> Result<()> {
         let (state, layout, element) = (self.state, cache.layout(), self.element());
         let wide = |stride: usize| stride as i64;
@@ -315,9 +315,9 @@ impl Step<'_, '_> {
             max_pages: int("max pages", self.batch.block_table.max_pages())?,
             table_width: int("entries of the block table", self.width)?,
         };
-        // SAFETY: every tensor was checked to hold what its layout says, rows begin at multiples of
-        // 16 bytes, and the state's buffers have room for this number of requests and entries.
-        // Lengths and pages keep to the contract of a call, by the caller's promise.
+        // SAFETY: every tensor was checked to hold what its layout says. Rows begin at multiples of
+        // 16 bytes. The state's buffers have room for this number of requests and entries. Lengths
+        // and pages keep to the contract of a call, by the caller's promise.
         check("division of CUTLASS_MLA", unsafe {
             ffi::fi_cutlass_mla_split(&raw const call, self.device.raw_stream())
         })
@@ -325,7 +325,8 @@ impl Step<'_, '_> {
 
     /// # Safety
     ///
-    /// The contract of [`DecodeBackend::decode`], of the step's batch, which was divided before.
+    /// The contract of [`DecodeBackend::decode`] holds for the step's batch, which was divided
+    /// before.
     unsafe fn attend(&self, keys: Keys) -> Result<()> {
         let (state, config) = (self.state, &self.backend.config);
         let row = LATENT + ROPE;
@@ -356,7 +357,7 @@ impl Step<'_, '_> {
             softmax_scale: config.softmax_scale,
         };
         // SAFETY: the division wrote lengths of at least 1, tables whose entries name pages of the
-        // keys, and queries for all heads; the state's buffers have room for this number of
+        // keys, and queries for all heads. The state's buffers have room for this number of
         // requests.
         check("CUTLASS_MLA", unsafe {
             (self.backend.attend)(&raw const call, self.device.raw_stream())
@@ -365,7 +366,7 @@ impl Step<'_, '_> {
 
     /// # Safety
     ///
-    /// The contract of [`DecodeBackend::decode`], of the step's batch, which was attended to
+    /// The contract of [`DecodeBackend::decode`] holds for the step's batch, which was attended to
     /// before.
     unsafe fn merge(&self, absorbed: Absorbed<'_>) -> Result<()> {
         let (state, out) = (self.state, absorbed.out);
@@ -391,9 +392,9 @@ impl Step<'_, '_> {
             heads: int("heads", self.backend.config.problem.heads as usize)?,
             dtype: dtype_code(self.backend.config.problem.dtype)?,
         };
-        // SAFETY: the state's buffers have room for this number of requests; the output and the
-        // log-sum-exp were checked to hold what their layouts say, and lengths keep to the contract
-        // of a call, which is this function's own.
+        // SAFETY: the state's buffers have room for this number of requests. The output and the
+        // log-sum-exp were checked to hold what their layouts say. Lengths keep to the contract of
+        // a call, which is this function's own.
         check("merge of CUTLASS_MLA", unsafe {
             ffi::fi_cutlass_mla_merge(&raw const call, self.device.raw_stream())
         })

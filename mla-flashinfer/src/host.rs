@@ -1,18 +1,18 @@
-//! Lists and memory of the host in which a plan is made.
+//! Lists and memory on the host for making a plan.
 
 use mla_runtime::Result;
 use mla_runtime::room::{filled, with_room};
 
-/// Lists for steps of up to a number of requests, and the memory that FlashInfer plans in.
+/// Lists for steps of up to a certain number of requests, and the memory in which FlashInfer plans.
 pub(crate) struct HostLists {
-    /// Memory in which FlashInfer plans, in units of 16 bytes, since its lists begin at multiples
-    /// of that.
+    /// Memory in which FlashInfer plans. Its unit is 16 bytes, since FlashInfer's lists begin at
+    /// multiples of 16 bytes.
     pub(crate) staging: Vec<u128>,
-    /// Starts of query tokens, and their end.
+    /// The start of each request's query tokens, and the end of all.
     pub(crate) query_starts: Vec<i32>,
-    /// Starts of what a request reads, keys or entries of a block table.
+    /// The start of the keys, or of the block table's entries, that each request reads.
     pub(crate) starts: Vec<i32>,
-    /// Lengths in keys.
+    /// Numbers of keys.
     pub(crate) lens: Vec<i32>,
 }
 

@@ -2,10 +2,12 @@
 //! decode, FLASHINFER for prefill.
 //!
 //! A program that depends on this crate and names it (`use mla_flashinfer as _;`) has all of them
-//! in every registry. The feature `sm80` compiles FlashInfer's fa2 for every GPU since Ampere,
-//! `sm90` its fa3 for Hopper, which is taken there if both are on, and `sm100` CUTLASS's for
-//! Blackwell. The kernels are FlashInfer's own, compiled from the headers of its pinned wheel; what
-//! is written here is the C interface in `kernels`, and what bridges its conventions to those of
+//! in every registry. The feature `sm80` compiles FlashInfer's fa2 for every GPU since Ampere.
+//! `sm90` compiles its fa3 for Hopper, which is preferred there if both features are on. `sm100`
+//! compiles CUTLASS's kernels for Blackwell.
+//!
+//! The kernels are FlashInfer's own, compiled from the headers of its pinned wheel. This crate adds
+//! the C interface in `kernels`, and the code between FlashInfer's conventions and those of
 //! `mla-runtime`.
 
 #[cfg(feature = "gpu")]
@@ -43,8 +45,8 @@ pub mod compiled {
     include!(concat!(env!("OUT_DIR"), "/flashinfer_compiled.rs"));
 }
 
-/// GPUs on which all tests passed: by fa3 in a build that has it, and by fa2 in one that has not.
-/// CUTLASS's kernels are not among them: no Hopper takes them.
+/// GPUs on which all tests passed: with fa3 in builds that have it, and otherwise with fa2.
+/// CUTLASS's kernels were not tested, since Hopper cannot run them.
 const RUN_ON: &[Run] = &[Run {
     gpu: "H200",
     capability: Capability::new(9, 0),
@@ -52,5 +54,5 @@ const RUN_ON: &[Run] = &[Run {
     commit: "755fc48",
 }];
 
-/// No GPU yet: the kernel needs a Blackwell.
+/// No GPU yet, since the kernel needs Blackwell.
 const CUTLASS_RUN_ON: &[Run] = &[];

@@ -1,9 +1,9 @@
 //! FLASHINFER_MLA: absorbed decode over a paged cache.
 //!
-//! FlashInfer plans on the host: [`prepare`](mla_runtime::backend::DecodeBackend::prepare) divides
-//! the lengths that the host knows among the SMs and copies the lists into buffers that never move.
-//! A captured step can therefore be replayed once the next one is prepared, as long as its batch
-//! has the requests and query tokens of the captured one.
+//! FlashInfer plans on the host. [`prepare`](mla_runtime::backend::DecodeBackend::prepare) divides
+//! the lengths that the host knows among the SMs, and copies the lists into buffers with fixed
+//! addresses. A captured step can therefore be replayed after the next one was prepared, if that
+//! has the same numbers of requests and query tokens.
 
 use mla_runtime::mla_backend;
 
@@ -23,8 +23,10 @@ use {
     std::fmt,
 };
 
-/// Absorbed decode by FlashInfer: fa3 on Hopper if the feature `sm90` is on, otherwise fa2. Any
-/// number of heads, any page size, query lengths that differ; rows begin at multiples of 16 bytes.
+/// Absorbed decode by FlashInfer: fa3 on Hopper if the feature `sm90` is on, otherwise fa2.
+///
+/// It takes any number of heads, any page size, and different query lengths. Rows begin at
+/// multiples of 16 bytes.
 #[derive(Debug)]
 pub struct FlashInferMla {
     #[cfg(feature = "fa")]
@@ -33,7 +35,7 @@ pub struct FlashInferMla {
     launch: Launch,
 }
 
-/// Function of the C interface that attends: one of two.
+/// One of the two functions of the C interface that attend.
 #[cfg(feature = "fa")]
 type Launch = unsafe extern "C" fn(*const ffi::FiMlaRun, *mut std::ffi::c_void) -> i32;
 
@@ -50,17 +52,18 @@ pub struct FlashInferMlaState {
 pub struct FlashInferMlaPlan {
     /// The lists on the device: `[FI_MLA_LISTS, capacity]`.
     lists: Buffer,
-    /// The same on the host.
+    /// The lists on the host.
     written: Vec<i32>,
     host: HostLists,
-    /// The CTAs of the launch, x and y.
+    /// The number of CTAs of the launch, x and y.
     grid: [i32; 2],
     made_for: Problem,
-    /// The batch that it is of; `None` before the first one, and after one that was refused.
+    /// The batch for which the plan was made. It is `None` before the first batch, and after one
+    /// that was refused.
     prepared_for: Option<Extents>,
 }
 
-/// Sizes of a batch, besides its lengths, that the lists of a plan assume.
+/// Sizes of a batch, besides its lengths, on which the lists of a plan depend.
 #[cfg(feature = "fa")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Extents {
@@ -107,8 +110,8 @@ impl FlashInferMla {
         uniform.min(limits.tokens)
     }
 
-    /// Returns the number of entries that each list needs: the maximum number of works of a plan
-    /// within the limits, and one entry more than there are SMs.
+    /// Returns the number of entries that each list needs. It is the maximum number of work items
+    /// of a plan within the limits, but at least one more than the number of SMs.
     fn capacity(&self, limits: &StepLimits, sms: usize) -> usize {
         let rows = Self::max_tokens(limits).saturating_mul(self.heads());
         let requests = limits.requests.saturating_mul(2);
@@ -120,7 +123,7 @@ impl FlashInferMla {
     /// Returns the bytes of the partial results, of the log-sum-exp, and of the lists.
     fn sizes(&self, device: &Cuda, limits: &StepLimits) -> Result<[usize; 3]> {
         let sms = sms(device)?;
-        // SAFETY: the function computes with its argument alone.
+        // SAFETY: the function only computes with its argument.
         let partial = unsafe { ffi::fi_mla_workspace_bytes(int("SMs", sms)?) };
         let entry = size_of::<i32>();
         Ok([
@@ -176,7 +179,7 @@ impl DecodeBackend for FlashInferMla {
 
     fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferMlaPlan> {
         let [_, _, lists] = self.sizes(device, limits)?;
-        // SAFETY: the function computes with its argument alone.
+        // SAFETY: the function only computes with its argument.
         let staging = unsafe { ffi::fi_mla_staging_bytes(int("SMs", sms(device)?)?) };
         Ok(FlashInferMlaPlan {
             written: filled(0, lists / size_of::<i32>())?,
@@ -217,7 +220,8 @@ impl DecodeBackend for FlashInferMla {
         };
         device.bind()?;
         // SAFETY: each list has the length that the header gives for these numbers of requests and
-        // entries, the staging is as long as it asked for, and all of them outlive the call.
+        // entries. The staging has the size that `fi_mla_staging_bytes` returned. All of them
+        // outlive the call.
         check("plan of FLASHINFER_MLA", unsafe {
             ffi::fi_mla_plan(&raw mut call)
         })?;
@@ -255,7 +259,7 @@ impl DecodeBackend for FlashInferMla {
         let mut run = self.run(&absorbed, cache, batch.block_table, state, plan)?;
         let lse = absorbed.lse;
         let target = match lse {
-            // FlashInfer's order is ours if there is one query token.
+            // With one query token, FlashInfer's order equals ours.
             Some(lse) if given.tokens == 1 && lse.layout().row_stride == 1 => {
                 run.lse = lse.into_bytes().address() as *mut _;
                 None
@@ -267,17 +271,17 @@ impl DecodeBackend for FlashInferMla {
             None => None,
         };
         device.bind()?;
-        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree;
-        // the lists are those of a plan for this batch, and the workspace is as large as the plan
-        // assumes. Pages and lengths keep to the contract of a call, by the caller's promise.
+        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree.
+        // The lists are those of a plan for this batch, and the workspace has the size that the
+        // plan assumes. Pages and lengths keep to the contract of a call, by the caller's promise.
         let status = unsafe { (self.launch)(&raw const run, device.raw_stream()) };
         check("FLASHINFER_MLA", status)?;
         let Some(target) = target else {
             return Ok(());
         };
         let head_stride = target.layout().row_stride as i64;
-        // SAFETY: the source holds tokens × heads, as `run` checked; the target what its layout
-        // says.
+        // SAFETY: the source holds tokens × heads, as `run` checked. The target holds what its
+        // layout says.
         let status = unsafe {
             ffi::fi_transpose_lse(
                 run.lse,
@@ -352,7 +356,7 @@ impl FlashInferMla {
     }
 }
 
-/// Returns the kernel of the family that this build has for the GPU: the order of `compiled` above
+/// Returns the kernel for the GPU. If this build has several, the order of `compiled` above
 /// decides.
 #[cfg(feature = "fa")]
 fn launch(kernels: &KernelFacts, device: &Cuda) -> Result<Launch> {
@@ -376,7 +380,7 @@ impl FlashInferMlaPlan {
         self.written.len() / ffi::FI_MLA_LISTS as usize
     }
 
-    /// Takes over the lengths of a batch. Until a plan is made for them there is none.
+    /// Copies the lengths of a batch. There is no plan until one is made for them.
     fn read(&mut self, batch: &DecodeBatch<'_, Cuda>, page_size: usize) -> Result<Extents> {
         self.prepared_for = None;
         let accepted =
@@ -414,7 +418,7 @@ impl FlashInferMlaPlan {
             self.host
                 .starts
                 .push(int("block table", request * max_pages)?);
-            // The kernels would read entries of the block table behind the request's own.
+            // The kernels would read entries of the block table beyond the request's own.
             if *len as usize > max_pages * page_size {
                 let accepted = format!("at most {max_pages} pages of {page_size}");
                 return Err(Error::argument("host lengths", len, accepted));

@@ -1,11 +1,11 @@
 //! FLASHINFER: expanded prefill over ragged batches.
 //!
 //! FlashInfer plans on the host. The plans of the new tokens and of the first context chunks are
-//! made once per step, in [`prepare`](mla_runtime::backend::PrefillBackend::prepare), for all
-//! layers; that of a further chunk with each call, since nothing bounds how many chunks a step has.
-//! The kernels' log-sum-exp is `[tokens, heads]` in base 2; a kernel of our own turns it into
-//! `[heads, tokens]` in natural logarithms, and another writes 0 and −inf for query tokens that see
-//! no key.
+//! made once per step for all layers, in
+//! [`prepare`](mla_runtime::backend::PrefillBackend::prepare). The plan of a further chunk is made
+//! in each call, since the number of chunks of a step has no limit. The kernels' log-sum-exp is
+//! `[tokens, heads]` in base 2. A kernel of this crate converts it to `[heads, tokens]` in natural
+//! logarithms. Another one writes 0 and −inf for query tokens that see no key.
 
 use mla_runtime::mla_backend;
 
@@ -25,8 +25,9 @@ use {
 };
 
 /// Expanded attention by FlashInfer: fa3 on Hopper if the feature `sm90` is on, CUTLASS's kernel on
-/// Blackwell if `sm100` is, otherwise fa2. Outputs of the last two have no gaps. Rows begin at
-/// multiples of 16 bytes.
+/// Blackwell if `sm100` is on, otherwise fa2.
+///
+/// Outputs of CUTLASS's kernel and of fa2 have no gaps. Rows begin at multiples of 16 bytes.
 #[derive(Debug)]
 pub struct FlashInfer {
     #[cfg(feature = "gpu")]
@@ -45,8 +46,8 @@ struct Version {
 
 #[cfg(feature = "gpu")]
 impl Version {
-    /// Returns the maximum number of elements that the kernel can count in a tensor, if memory can
-    /// hold more.
+    /// Returns the maximum number of elements that the kernel can count in a tensor. Returns `None`
+    /// if memory cannot hold more.
     fn max_elements(self) -> Option<usize> {
         match self.number {
             2 => Some(u32::MAX as usize),
@@ -56,11 +57,11 @@ impl Version {
     }
 }
 
-/// Function of the C interface that attends.
+/// A function of the C interface that attends.
 #[cfg(feature = "gpu")]
 type Launch = unsafe extern "C" fn(*const ffi::FiRaggedRun, *mut std::ffi::c_void) -> i32;
 
-/// The context chunks of a step whose plans are made once for all layers.
+/// The maximum number of context chunks of a step with plans that are made once for all layers.
 #[cfg(feature = "gpu")]
 const PLANNED_CHUNKS: usize = 8;
 
@@ -83,7 +84,7 @@ struct Plan {
     causal: bool,
 }
 
-/// The plan of a context chunk that has none in the step's plans, partial results, and the
+/// The plan of a context chunk without a plan among the step's, partial results, and the
 /// log-sum-exp in FlashInfer's order.
 #[cfg(feature = "gpu")]
 pub struct FlashInferState {
@@ -127,7 +128,7 @@ impl FlashInfer {
             .saturating_mul(self.heads() * size_of::<f32>())
     }
 
-    /// Returns the number of chunks whose plans fit into the state for steps within the limits.
+    /// Returns the number of chunks with plans in the state, for steps within the limits.
     fn planned_chunks(limits: &StepLimits) -> usize {
         if limits.context_rows > 0 {
             PLANNED_CHUNKS
@@ -157,7 +158,8 @@ impl FlashInfer {
     ) -> Result<()> {
         plan.causal = causal;
         let divided = plan.read(query_lens, key_lens).and_then(|()| {
-            // FlashInfer divides by the number of requests, and of no key there is nothing to plan.
+            // FlashInfer divides by the number of requests, and without keys there is nothing to
+            // plan.
             if plan.query_tokens() == 0 || plan.key_tokens() == 0 {
                 return Ok(());
             }
@@ -172,7 +174,7 @@ impl FlashInfer {
     fn plan_on_the_host(&self, device: &Cuda, workspace: usize, plan: &mut Plan) -> Result<()> {
         let mut call = plan.call(self, workspace)?;
         device.bind()?;
-        // SAFETY: each list has the length that the header gives for this number of requests; the
+        // SAFETY: each list has the length that the header gives for this number of requests. The
         // staging and the lists on the device have the sizes that are passed, and FlashInfer
         // refuses to write more.
         let status = unsafe { ffi::fi_ragged_plan(&raw mut call, device.raw_stream()) };
@@ -201,15 +203,15 @@ impl FlashInfer {
         let stream = device.raw_stream();
         if run.key_tokens > 0 {
             // SAFETY: every tensor was checked to hold what its layout says and the layouts to
-            // agree; the plan is for these numbers of tokens, and the workspace as large as was
-            // said when it was made. The starts on the device are those of the plan, by the
+            // agree. The plan is for these numbers of tokens, and the workspace has the size that
+            // the plan was made for. The starts on the device are those of the plan, by the
             // caller's promise.
             let status = unsafe { (self.version.launch)(&raw const run, stream) };
             check("FLASHINFER", status)?;
             if let Some(Target { lse, head_stride }) = target {
                 let (tokens, factor) = (run.query_tokens, std::f32::consts::LN_2);
-                // SAFETY: the source holds query tokens × heads, as `run` checked; the target what
-                // its layout says.
+                // SAFETY: the source holds query tokens × heads, as `run` checked. The target holds
+                // what its layout says.
                 let status = unsafe {
                     ffi::fi_transpose_lse(
                         run.lse,
@@ -230,7 +232,7 @@ impl FlashInfer {
         Ok(())
     }
 
-    /// Refuses a call of other tokens than its plan, or of more than the state has room for.
+    /// Refuses a call whose tokens differ from its plan's, or exceed the state.
     fn check_tokens(&self, tokens: [usize; 2], plan: &Plan, lse: &Buffer) -> Result<()> {
         let planned = [plan.query_tokens(), plan.key_tokens()];
         for (field, (given, accepted)) in ["query tokens", "key tokens"]
@@ -249,7 +251,8 @@ impl FlashInfer {
         Ok(())
     }
 
-    /// Returns the parameters of a call without its log-sum-exp, and the destination of that.
+    /// Returns the parameters of a call without its log-sum-exp, and the destination of the
+    /// log-sum-exp.
     fn run(
         &self,
         call: PrefillCall<'_, Cuda>,
@@ -349,8 +352,8 @@ fn clear_unseen(
         width: 128,
         causal: run.causal,
     };
-    // SAFETY: the tensors were checked to hold what their layouts say; both arrays of starts have
-    // an entry for each request and one more.
+    // SAFETY: the tensors were checked to hold what their layouts say. Both arrays of starts have
+    // one entry more than there are requests.
     check("empty rows of FLASHINFER", unsafe {
         ffi::fi_clear_unseen(&raw const unseen, device.raw_stream())
     })
@@ -495,7 +498,8 @@ impl PrefillBackend for FlashInfer {
     }
 }
 
-/// A graph would copy the plan at each replay from memory in which another chunk was planned since.
+/// Refuses a capture. At each replay, a graph would copy the plan again from host memory, which
+/// holds another chunk's plan by then.
 #[cfg(feature = "gpu")]
 fn refuse_capture(device: &Cuda) -> Result<()> {
     if !device.is_capturing()? {
@@ -522,7 +526,7 @@ impl Plan {
             && keys.eq(key_lens.iter().map(|len| *len as i32))
     }
 
-    /// Makes this a plan of nothing, until the next one is made.
+    /// Makes this an empty plan until the next one is made.
     fn forget(&mut self) {
         self.host.query_starts.clear();
         self.host.starts.clear();
@@ -550,7 +554,7 @@ impl Plan {
             .any(|(queries, keys)| queries > 0 && *keys < min(queries))
     }
 
-    /// Takes over the lengths of a batch.
+    /// Copies the lengths of a batch.
     fn read(&mut self, query_lens: &[u32], key_lens: &[u32]) -> Result<()> {
         if key_lens.len() != query_lens.len() {
             let accepted = format!("{}, as many as query lengths", query_lens.len());

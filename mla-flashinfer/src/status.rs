@@ -1,4 +1,4 @@
-//! Parts that all calls of the C interface share: their status, and the extents that they take.
+//! Parts that all calls of the C interface share: status and extents.
 
 use std::ffi::CStr;
 
@@ -14,7 +14,7 @@ pub(crate) fn check(operation: &'static str, status: i32) -> Result<()> {
     if status == 0 {
         return Ok(());
     }
-    // SAFETY: the function takes nothing, and its text lives until this thread's next call.
+    // SAFETY: the function has no parameters, and its text lives until this thread's next call.
     let text = unsafe { CStr::from_ptr(ffi::fi_last_error()) };
     Err(Error::Device {
         device: "cuda",
@@ -23,7 +23,7 @@ pub(crate) fn check(operation: &'static str, status: i32) -> Result<()> {
     })
 }
 
-/// Converts an extent that FlashInfer holds in 32 bits with a sign.
+/// Converts an extent that FlashInfer stores as a signed 32-bit number.
 pub(crate) fn int(field: &'static str, value: usize) -> Result<i32> {
     i32::try_from(value).map_err(|_| Error::argument(field, value, "at most 2147483647"))
 }
@@ -33,7 +33,7 @@ fn at_most(elements: usize) -> String {
     format!("at most {elements} elements, which the kernels count in 32 bits")
 }
 
-/// Converts a stride in elements, which FlashInfer multiplies by the number of a row in 32 bits.
+/// Converts a stride in elements. FlashInfer multiplies it by the index of a row in 32 bits.
 #[cfg(feature = "fa")]
 pub(crate) fn stride(field: &'static str, stride: usize, rows: usize) -> Result<u32> {
     let end = stride.checked_mul(rows.max(1));
@@ -46,8 +46,8 @@ pub(crate) fn stride(field: &'static str, stride: usize, rows: usize) -> Result<
     }
 }
 
-/// Returns the strides of a tensor's tokens and heads, by whose sum FlashInfer counts its elements
-/// in 32 bits.
+/// Returns the strides of a tensor's tokens and heads. FlashInfer adds multiples of both in 32
+/// bits.
 #[cfg(feature = "fa")]
 pub(crate) fn strides(field: &'static str, layout: &Layout) -> Result<[u32; 2]> {
     within(field, layout, u32::MAX as usize)?;
@@ -55,7 +55,7 @@ pub(crate) fn strides(field: &'static str, layout: &Layout) -> Result<[u32; 2]> 
     Ok([stride(field, token, 1)?, stride(field, head, 1)?])
 }
 
-/// Refuses a tensor of more than `max` elements from the first to the last, gaps included.
+/// Refuses a tensor that spans more than `max` elements, including gaps.
 pub(crate) fn within(field: &'static str, layout: &Layout, max: usize) -> Result<()> {
     let span = layout.span_bytes();
     let span = span.map_or(usize::MAX, |bytes| bytes / layout.dtype.bytes());
@@ -75,7 +75,7 @@ pub(crate) fn dtype_code(dtype: DType) -> Result<i32> {
     }
 }
 
-/// Returns the number of SMs of the GPU, among which a plan divides its work.
+/// Returns the number of SMs of the GPU. A plan divides its work among them.
 pub(crate) fn sms(device: &Cuda) -> Result<usize> {
     let mut sms = 0;
     device.bind()?;
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn elements_are_counted_over_all_axes() {
-        // Tokens first and heads first, each axis within 32 bits.
+        // The orders are tokens first and heads first. Each axis is within 32 bits.
         let near = layout([4, 2, 512], [1024, 512, 1]);
         assert_eq!(strides("query", &near).unwrap(), [1024, 512]);
         let far = layout([3, 2, 512], [1 << 30, (1 << 31) + 512, 1]);

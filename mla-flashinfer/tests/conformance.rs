@@ -1,5 +1,5 @@
-//! The backends do what their specs say, on a GPU. Without a GPU each test is ignored, and names
-//! the command that runs it.
+//! Conformance tests of the backends on a GPU. Without a GPU each test is ignored, and names the
+//! command that runs it.
 #![cfg(feature = "gpu")]
 
 use mla_kernels::Cuda;

@@ -1,5 +1,5 @@
-//! Checks that FlashInfer's kernels use what `budget.toml` says, which shows changes by a new
-//! release or compiler.
+//! Checks that FlashInfer's kernels stay within `budget.toml`, which shows changes by a new release
+//! or compiler.
 #![cfg(feature = "gpu")]
 
 use std::path::Path;

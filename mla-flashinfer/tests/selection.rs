@@ -1,5 +1,5 @@
-//! Selection without a GPU: the backends are found by name, fit where they should, and say why
-//! where they do not.
+//! Selection without a GPU: the backends are found by name, fit where they should, and otherwise
+//! give reasons.
 
 use mla_flashinfer as _;
 use mla_runtime::model::{DType, MlaDims};
@@ -33,7 +33,7 @@ fn reasons(
         .collect()
 }
 
-/// Checks the explanation of a build without a family.
+/// Without a family, both backends are known, and say which feature to turn on.
 #[cfg(not(feature = "gpu"))]
 #[test]
 fn without_a_family_both_are_known_and_say_what_to_turn_on() {
@@ -110,7 +110,7 @@ fn what_it_does_not_take_is_refused_by_field() {
     });
 }
 
-/// fa2 passed its tests on a Hopper too, in a build without fa3.
+/// fa2 also passed its tests on a Hopper GPU, in a build without fa3.
 #[cfg(feature = "fa")]
 #[test]
 fn a_run_counts_for_the_family_that_ran() {
@@ -123,7 +123,7 @@ fn a_run_counts_for_the_family_that_ran() {
     assert_eq!(has_run(8, 0), !is_of_fa3);
 }
 
-/// mla-runtime knows them where no program links this crate: by the same constraints.
+/// mla-runtime knows the same constraints for programs that do not link this crate.
 #[test]
 fn the_known_specs_are_those_of_the_attributes() {
     let registry = Registry::linked().unwrap();

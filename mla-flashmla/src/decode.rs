@@ -1,8 +1,8 @@
 //! FLASHMLA: absorbed decode over a paged cache.
 //!
-//! `prepare` has FlashMLA's own kernel divide the lengths on the device among the SMs, once for all
-//! layers of a step. Only the numbers of requests and of query tokens come from the host, so a
-//! captured step can be replayed with other lengths once it is prepared.
+//! In `prepare`, FlashMLA's own kernel divides the lengths on the device among the SMs, once for
+//! all layers of a step. Only the numbers of requests and of query tokens come from the host. A
+//! captured step can therefore be replayed with other lengths after it was prepared.
 
 use mla_runtime::mla_backend;
 
@@ -23,8 +23,10 @@ use {
     mla_runtime::{Error, Result},
 };
 
-/// Absorbed decode by FlashMLA on Hopper GPUs: any number of heads, pages of 64 tokens, and one
-/// number of query tokens for all requests of a batch; queries with both parts side by side.
+/// Absorbed decode by FlashMLA on Hopper GPUs.
+///
+/// It takes any number of heads, pages of 64 tokens, and the same number of query tokens for all
+/// requests of a batch. Both parts of the queries are side by side.
 #[derive(Debug)]
 pub struct FlashMla {
     #[cfg(feature = "sm90")]
@@ -42,18 +44,19 @@ pub struct FlashMlaState {
     queries: Buffer,
 }
 
-/// A schedule.
+/// A schedule for one batch.
 #[cfg(feature = "sm90")]
 pub struct FlashMlaSchedule {
     made_for: Problem,
     lens: Buffer,
     parts: Buffer,
     splits: Buffer,
-    /// Its batch; `None` before the first, and after one that was refused.
+    /// The batch of the schedule. It is `None` before the first batch, and after one that was
+    /// refused.
     prepared_for: Option<Extents>,
 }
 
-/// The extents that a schedule assumes of a batch, besides its lengths.
+/// The sizes of a batch, besides its lengths, on which a schedule depends.
 #[cfg(feature = "sm90")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Extents {
@@ -62,7 +65,7 @@ struct Extents {
     parts: usize,
 }
 
-/// Bytes of each buffer of a state and of a schedule.
+/// The sizes in bytes of the buffers of a state and of a schedule.
 #[cfg(feature = "sm90")]
 struct Sizes {
     out_parts: usize,
@@ -104,7 +107,8 @@ impl FlashMla {
         })
     }
 
-    /// The extents of a batch, refused by its field where FlashMLA counts in 32 bits.
+    /// Returns the sizes of a batch. Those that FlashMLA counts in 32 bits are refused if they are
+    /// larger.
     fn extents(&self, device: &Cuda, batch: &DecodeBatch<'_, Cuda>) -> Result<Extents> {
         let (requests, query_len) = (batch.block_table.requests(), batch.max_query_len);
         let max = ffi::FM_MAX_REQUESTS as usize;
@@ -115,7 +119,7 @@ impl FlashMla {
         let rows = query_len * self.heads();
         let parts = parts(sms(device)?, rows);
         int("partial results", (requests + parts) * rows * LATENT)?;
-        // The cost of every request, in blocks of 64 tokens.
+        // This is the cost of all requests, in blocks of 64 tokens.
         let blocks = batch.block_table.max_pages() + 5;
         int("blocks of the block table", requests * blocks)?;
         Ok(Extents {
@@ -219,8 +223,8 @@ impl DecodeBackend for FlashMla {
             };
             device.bind()?;
             // SAFETY: the lengths and the lists have an entry for each request and part. The
-            // lengths may be any: the first kernel bounds them by the block table's room, and of
-            // lengths within it the second writes a part within the requests each.
+            // lengths may have any value, since the first kernel bounds them by the block table's
+            // size. With bounded lengths, the second kernel writes only parts within the requests.
             check("schedule of FLASHMLA", unsafe {
                 ffi::fm_schedule(&raw const call, device.raw_stream())
             })?;
@@ -301,16 +305,16 @@ impl DecodeBackend for FlashMla {
         };
         device.bind()?;
         // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree,
-        // the output to have no gaps; the workspaces hold what the header asks for, and the lists
+        // and the output to have no gaps. The workspaces hold what the header asks for. The lists
         // are those of a schedule for this batch. Pages and lengths keep to the contract of a call,
         // by the caller's promise.
         check("FLASHMLA", unsafe {
             ffi::fm_attend(&raw const run, device.raw_stream())
         })?;
-        // The kernel that combines may end before the one in front of it, and what comes behind
-        // waits for the last kernel alone.
+        // The combine kernel may end before the preceding kernel, and the following kernel waits
+        // only for the last one.
         device.fence()?;
-        // SAFETY: the same run, of which `fm_combine` reads the workspaces and writes the outputs.
+        // SAFETY: this is the same run. `fm_combine` reads its workspaces and writes its outputs.
         check("FLASHMLA", unsafe {
             ffi::fm_combine(&raw const run, device.raw_stream())
         })?;
@@ -323,8 +327,8 @@ impl DecodeBackend for FlashMla {
 
 #[cfg(feature = "sm90")]
 impl FlashMla {
-    /// The address of the queries and the distances of their rows. Queries whose rows are not at
-    /// one distance are copied.
+    /// Returns the address of the queries and the distances between their rows. Queries whose rows
+    /// have no common distance are copied.
     fn rows(
         &self,
         device: &Cuda,
@@ -348,12 +352,12 @@ impl FlashMla {
             heads: int("heads", heads)?,
         };
         device.bind()?;
-        // SAFETY: the source holds what its layout says, with rows at multiples of 16 bytes as
-        // `check` compared, and the target has room for the tokens of a step within its limits.
+        // SAFETY: the source holds what its layout says, and its rows are at multiples of 16 bytes,
+        // as `check` compared. The target has room for the tokens of a step within its limits.
         check("queries of FLASHMLA", unsafe {
             ffi::fm_pack_queries(&raw const queries, device.raw_stream())
         })?;
-        // FlashMLA's kernel does not wait for the one in front of it.
+        // FlashMLA's kernel does not wait for the preceding kernel.
         device.fence()?;
         Ok((state.queries.address(), Strides::packed(query_len * heads)))
     }
@@ -369,14 +373,15 @@ impl FlashMla {
         let (tokens, heads) = (int("query tokens", tokens)?, int("heads", self.heads())?);
         let to = lse.into_bytes().address() as *mut _;
         let from = state.lse.address() as *const _;
-        // SAFETY: the source holds tokens × heads, and the target what its layout says.
+        // SAFETY: the source holds tokens × heads, and the target holds what its layout says.
         check("log-sum-exp of FLASHMLA", unsafe {
             ffi::fm_finish_lse(from, to, head_stride, tokens, heads, device.raw_stream())
         })
     }
 }
 
-/// The distances of pages and rows in elements. One page may be at any distance from a next.
+/// Returns the distances of pages and rows in elements. With only one page, the distance of pages
+/// may have any value.
 #[cfg(feature = "sm90")]
 fn cache_strides(layout: &CacheLayout, dtype: DType) -> [usize; 2] {
     let row = layout.row_stride / dtype.bytes();

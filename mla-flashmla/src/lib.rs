@@ -2,15 +2,16 @@
 //!
 //! A program that depends on this crate and names it (`use mla_flashmla as _;`) has it in every
 //! registry. The feature `sm90` compiles it. The kernels are FlashMLA's own, from a checkout of one
-//! commit that `MLA_CHECKOUT_FLASHMLA` names; no line of them is here. This crate adds the
-//! C interface in `kernels`, and the code between FlashMLA's conventions and `mla-runtime`'s.
+//! commit that `MLA_CHECKOUT_FLASHMLA` names. This crate does not contain them; it adds the C
+//! interface in `kernels` and the code between FlashMLA's conventions and `mla-runtime`'s.
 //!
 //! FlashMLA launches its kernels as programmatic dependents and does not wait in them. The backend
-//! therefore does not declare `dependent_launch`, and a fence stands before and behind each call. A
-//! program that calls it without a stage puts the fences itself, as [`mla_runtime::backend`] says.
+//! therefore does not declare `dependent_launch`, and each call has a fence before and after it. A
+//! program that calls it without a stage must add the fences itself, as [`mla_runtime::backend`]
+//! says.
 //!
-//! No GPU has run it in this crate yet, so it is chosen by its name alone. Its tests on a Hopper,
-//! with a checkout and the toolkit:
+//! The backend has not run on a GPU yet, so it is only chosen by name. This command runs its tests
+//! on a Hopper GPU, with a checkout and the toolkit:
 //!
 //! ```text
 //! cargo test --release --package mla-flashmla --features sm90,mla-kernels/sm90 \
@@ -46,5 +47,5 @@ pub mod compiled {
     include!(concat!(env!("OUT_DIR"), "/flashmla_compiled.rs"));
 }
 
-/// Nowhere yet.
+/// No GPU yet.
 const RUN_ON: &[Run] = &[];

@@ -1,5 +1,5 @@
-//! The rows of a call as FlashMLA takes them: the query tokens and heads of a request are one list
-//! of rows at one distance, and its work is divided into parts.
+//! The rows of a call in FlashMLA's form. The query tokens and heads of a request are one list of
+//! rows at one distance, and the work of a batch is divided into parts.
 
 use mla_runtime::tensor::Layout;
 
@@ -15,7 +15,7 @@ pub(crate) struct Strides {
 }
 
 impl Strides {
-    /// The distances in queries without gaps.
+    /// Returns the distances in queries without gaps.
     pub(crate) fn packed(rows: usize) -> Self {
         Self {
             request: rows * WIDTH,
@@ -23,9 +23,9 @@ impl Strides {
         }
     }
 
-    /// The distances in queries `[tokens, heads, 576]` with `query_len` tokens for each request, if
-    /// their rows are at one distance. The distance along an axis of one index is that of packed
-    /// rows, since the given one may not be aligned.
+    /// Returns the distances in queries `[tokens, heads, 576]` with `query_len` tokens for each
+    /// request, or `None` if their rows have no common distance. For an axis of extent 1, this is
+    /// the distance of packed rows, since the given distance may not be aligned.
     pub(crate) fn of(layout: &Layout, query_len: usize) -> Option<Self> {
         let [tokens, heads, _] = layout.shape;
         let [token, head, _] = layout.strides;
@@ -44,14 +44,15 @@ impl Strides {
     }
 }
 
-/// The parts that FlashMLA divides a batch into: a CTA of each tile of rows for each.
+/// Returns the number of parts that FlashMLA divides a batch into. Each part has a CTA for each
+/// tile of rows.
 pub(crate) fn parts(sms: usize, rows: usize) -> usize {
     let tiles = rows.div_ceil(ffi::FM_ROWS as usize).max(1);
     (sms / tiles).clamp(1, ffi::FM_MAX_PARTS as usize)
 }
 
-/// Maximal rows of partial results of a batch within these limits: for each row of a query token
-/// and a head one, and for each part those of a request.
+/// Returns the maximum number of rows of partial results, for a batch within these limits. There is
+/// a row for each query token and head, and for each part there are the rows of a request.
 pub(crate) fn partial_rows(sms: usize, heads: usize, [tokens, query_len]: [usize; 2]) -> usize {
     let of_parts = (sms * ffi::FM_ROWS as usize).max(query_len * heads);
     (tokens * heads).saturating_add(of_parts)
@@ -71,16 +72,16 @@ mod tests {
 
     #[test]
     fn rows_at_one_distance_are_taken_as_they_lie() {
-        // Without gaps, and with gaps behind each head.
+        // The first has no gaps, and the second has gaps after each head.
         assert_eq!(strides([6, 4, 576], [2304, 576, 1], 3), Some([6912, 576]));
         assert_eq!(strides([6, 4, 576], [2400, 600, 1], 3), Some([7200, 600]));
-        // One token or one head has no other distance.
+        // With one token or one head, the distance along this axis does not matter.
         assert_eq!(strides([6, 4, 576], [9600, 600, 1], 1), Some([9600, 600]));
         assert_eq!(strides([6, 1, 576], [800, 7, 1], 3), Some([2400, 800]));
-        // Nothing lies at these.
+        // No row lies at these distances.
         assert_eq!(strides([1, 1, 576], [7, 7, 1], 1), Some([576, 576]));
         assert_eq!(strides([3, 4, 576], [2304, 576, 1], 3), Some([6912, 576]));
-        // Gaps behind each token.
+        // These have gaps after each token.
         assert_eq!(strides([6, 4, 576], [2400, 576, 1], 3), None);
         assert_eq!(
             Strides::packed(12),

@@ -1,4 +1,4 @@
-//! Common to every call of the C interface: its status, and the extents that it takes.
+//! Parts that all calls of the C interface share: status and extents.
 
 use std::ffi::CStr;
 
@@ -7,12 +7,12 @@ use mla_runtime::{Error, Result};
 
 use crate::ffi;
 
-/// The error of a call that FlashMLA or CUDA refused.
+/// Returns the error of a call that FlashMLA or CUDA refused.
 pub(crate) fn check(operation: &'static str, status: i32) -> Result<()> {
     if status == 0 {
         return Ok(());
     }
-    // SAFETY: the function takes nothing, and its text lives until this thread's next call.
+    // SAFETY: the function has no parameters, and its text lives until this thread's next call.
     let text = unsafe { CStr::from_ptr(ffi::fm_last_error()) };
     Err(Error::Device {
         device: "cuda",
@@ -21,12 +21,12 @@ pub(crate) fn check(operation: &'static str, status: i32) -> Result<()> {
     })
 }
 
-/// An extent that FlashMLA holds in 32 bits with a sign.
+/// Converts an extent that FlashMLA stores as a signed 32-bit number.
 pub(crate) fn int(field: &'static str, value: usize) -> Result<i32> {
     i32::try_from(value).map_err(|_| Error::argument(field, value, "at most 2147483647"))
 }
 
-/// The SMs of the GPU, among which a schedule divides the work.
+/// Returns the number of SMs of the GPU. A schedule divides its work among them.
 pub(crate) fn sms(device: &Cuda) -> Result<usize> {
     let mut sms = 0;
     device.bind()?;

@@ -1,4 +1,4 @@
-//! The backend does what its spec says, on a GPU. Without a GPU each test is ignored, and names the
+//! Conformance tests of the backend on a GPU. Without a GPU each test is ignored, and names the
 //! command that runs it.
 #![cfg(feature = "sm90")]
 

@@ -1,5 +1,5 @@
-//! FlashMLA's kernels use what `budget.toml` says: what a new release or compiler changes is
-//! seen.
+//! Checks that FlashMLA's kernels stay within `budget.toml`, which shows changes by a new release
+//! or compiler.
 #![cfg(feature = "sm90")]
 
 use std::path::Path;

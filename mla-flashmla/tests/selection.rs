@@ -1,5 +1,5 @@
-//! Without a GPU: the backend is found by name, fits where it should, and says why where it does
-//! not.
+//! Selection without a GPU: the backend is found by name, fits where it should, and otherwise gives
+//! reasons.
 
 use mla_flashmla as _;
 use mla_runtime::model::{DType, MlaDims};
@@ -9,7 +9,7 @@ use mla_runtime::spec::{Capability, Phase, Problem, QueryLen, Target};
 const HOPPER: Target = Target::dry_run(Capability::new(9, 0));
 const R1: Problem = Problem::new(MlaDims::R1, 16, DType::BF16).with_page_size(64);
 
-/// The reasons against it, asked for by name.
+/// Returns the reasons against the backend, if it is asked for by name.
 fn reasons(target: Target, problem: Problem) -> Vec<String> {
     let request = SelectionRequest::new(target, problem).with_decode("FLASHMLA");
     let explanation = Registry::linked().unwrap().explain(&request).unwrap();
@@ -36,7 +36,7 @@ fn named_it_fits_on_a_hopper_for_each_number_of_heads_and_of_query_tokens() {
     }
 }
 
-/// No GPU has run it yet.
+/// The backend has not run on a GPU yet.
 #[cfg(feature = "sm90")]
 #[test]
 fn it_is_chosen_by_its_name_alone() {
@@ -69,7 +69,7 @@ fn what_it_does_not_take_is_refused_by_field() {
     );
 }
 
-/// Its kernels do not wait for what is in front of them: it must not declare that they do.
+/// Its kernels do not wait for preceding ones, so it must not declare `dependent_launch`.
 #[test]
 fn fences_stand_around_its_calls() {
     let linked = Registry::linked().unwrap();
@@ -77,7 +77,7 @@ fn fences_stand_around_its_calls() {
     assert!(!spec.dependent_launch);
 }
 
-/// mla-runtime knows it where no program links this crate: by the same constraints.
+/// mla-runtime knows the same constraints for programs that do not link this crate.
 #[test]
 fn the_known_spec_is_that_of_the_attribute() {
     let linked = Registry::linked().unwrap();

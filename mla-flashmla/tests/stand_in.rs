@@ -1,5 +1,5 @@
-//! The shim without FlashMLA, CUDA or a GPU: compiled by a C++ compiler against a stand-in that
-//! sees what FlashMLA's launchers would be given.
+//! Tests of the shim without FlashMLA, CUDA or a GPU. A C++ compiler compiles it with a stand-in
+//! that records what FlashMLA's launchers would get.
 
 use std::path::Path;
 use std::process::Command;

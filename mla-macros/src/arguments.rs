@@ -14,15 +14,15 @@ use crate::value;
 #[derive(Default)]
 pub(crate) struct Arguments {
     arguments: Vec<Argument>,
-    /// Keys that were probably meant by unknown ones.
+    /// The keys that unknown keys were probably meant to be.
     meant: Vec<Key>,
 }
 
 struct Argument {
     key: Key,
     span: Span,
-    /// `None` where it could not be read; the key is still there, so that it is not reported as
-    /// missing as well.
+    /// `None` if the value could not be read. The argument is kept, so that its key is not also
+    /// reported as missing.
     value: Option<Value>,
 }
 
@@ -40,7 +40,7 @@ impl Arguments {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let is_comma =
             |token: &TokenTree| matches!(token, TokenTree::Punct(it) if it.as_char() == ',');
-        // A comma after the last argument is as good as none.
+        // A comma after the last argument has no meaning.
         let arguments = match tokens.split_last() {
             None => return this,
             Some((last, rest)) if is_comma(last) && !rest.is_empty() => rest,
@@ -134,17 +134,18 @@ impl Arguments {
         self.arguments.iter().find(|argument| argument.key == *key)
     }
 
-    /// True if a key was written, whatever its value.
+    /// Returns true if the key was written, with any value.
     pub(crate) fn has(&self, key: &Key) -> bool {
         self.get(key).is_some()
     }
 
-    /// True if a key was neither written nor meant.
+    /// Returns true if the key was neither written nor meant by another one.
     pub(crate) fn misses(&self, key: &Key) -> bool {
         !self.has(key) && !self.meant.contains(key)
     }
 
-    /// True if a key's value, or its default where it is absent, is what the author meant.
+    /// Returns true if the key's value could be read, or if the key is absent so that its default
+    /// applies.
     pub(crate) fn reads_well(&self, key: &Key) -> bool {
         match self.get(key) {
             Some(argument) => argument.value.is_some(),
@@ -152,7 +153,8 @@ impl Arguments {
         }
     }
 
-    /// The place of a key's value, or of the attribute if the key was not written.
+    /// The location of a key's value. If the key was not written, it is the location of the
+    /// attribute.
     pub(crate) fn span(&self, key: &Key) -> Span {
         self.get(key).map_or_else(Span::call_site, |it| it.span)
     }
@@ -173,7 +175,7 @@ impl Arguments {
         }
     }
 
-    /// The value of a key that takes paths; none where it is not given.
+    /// The value of a key that takes paths; empty if it is not given.
     pub(crate) fn paths(&self, key: &Key) -> &[Path] {
         match self.get(key).and_then(|it| it.value.as_ref()) {
             Some(Value::Paths(paths)) => paths,
@@ -190,7 +192,7 @@ impl Arguments {
     }
 }
 
-// The tokens behind the equals sign, where it is one and not the beginning of `==` or `=>`.
+// Returns the tokens after the equals sign. Returns `None` for the beginning of `==` or `=>`.
 fn behind_equals(rest: &[TokenTree]) -> Option<&[TokenTree]> {
     let (equals, value) = rest.split_first()?;
     let is = |token: &TokenTree, marks: &str| match token {
@@ -201,7 +203,8 @@ fn behind_equals(rest: &[TokenTree]) -> Option<&[TokenTree]> {
     is_value.then_some(value)
 }
 
-// `key: value`, `key == value`, `key(value)`, `key value`, or nothing behind the key.
+// The fault of `key: value`, `key == value`, `key(value)`, `key value`, or of a key with nothing
+// after it.
 fn without_equals(rest: &[TokenTree], key: Key) -> Fault {
     let is_mark = |token: &TokenTree| match token {
         TokenTree::Punct(it) => ":=>-<".contains(it.as_char()),
@@ -223,8 +226,8 @@ fn without_equals(rest: &[TokenTree], key: Key) -> Fault {
     Fault::new(format!("`{}`", text_of(rest)), accepted).hint(hint)
 }
 
-// Cuts the tokens between two commas before each further `key =`. Also cuts before a semicolon that
-// stands in the place of the comma there: no value has an equals sign.
+// Splits the tokens between two commas before each further `key =`. Also splits at a semicolon that
+// replaces the comma. No value has an equals sign.
 fn without_commas(argument: &[TokenTree]) -> Vec<&[TokenTree]> {
     let mut parts = Vec::new();
     let mut start = 0;
@@ -251,7 +254,7 @@ fn is_semicolon(token: &TokenTree) -> bool {
     matches!(token, TokenTree::Punct(it) if it.as_char() == ';')
 }
 
-// A value that a `macro_rules!` macro passed on stands in a group without delimiters.
+// Removes groups without delimiters, in which `macro_rules!` macros pass values on.
 fn ungrouped(tokens: &[TokenTree]) -> Vec<TokenTree> {
     match tokens {
         [TokenTree::Group(group)] if group.delimiter() == Delimiter::None => {
@@ -299,7 +302,7 @@ fn read(tokens: &[TokenTree], key: Key) -> Result<Value, Fault> {
     }
 }
 
-// A minus and a number without a suffix.
+// Reads a minus sign with a number without a suffix.
 fn negative(tokens: &[TokenTree]) -> Option<String> {
     match tokens {
         [TokenTree::Punct(minus), TokenTree::Literal(number)] if minus.as_char() == '-' => {
@@ -325,8 +328,8 @@ fn constants(paths: Vec<Path>, key: Key) -> Result<Value, Fault> {
     }
 }
 
-// A name that stands for itself, such as that of a target or a GPU, and not for a constant. The
-// name of a GPU without quotes may be that of a constant.
+// The fault of a name that cannot be a constant, such as that of a target or a GPU. Without quotes,
+// the name of a GPU may be that of a constant.
 fn no_constant(path: &Path, is_quoted: bool, key: Key) -> Option<Fault> {
     let name = path.get_ident()?.to_string();
     let hint = match key {
@@ -342,7 +345,7 @@ fn no_constant(path: &Path, is_quoted: bool, key: Key) -> Option<Fault> {
     Some(Fault::new(quoted(&name), key.accepted).hint(hint))
 }
 
-// Paths between `|` or `,`, which no path contains.
+// Reads paths that are separated by `|` or `,`. No path contains these characters.
 fn paths(text: &LitStr) -> syn::Result<Vec<Path>> {
     let value = text.value();
     let parse =
@@ -350,7 +353,7 @@ fn paths(text: &LitStr) -> syn::Result<Vec<Path>> {
     value.split(['|', ',']).map(parse).collect()
 }
 
-// The hint where the tokens are no value of the key.
+// The hint for tokens that are no value of the key.
 fn hint(tokens: &[TokenTree], key: Key) -> String {
     let macro_call = |pair: &[TokenTree]| match pair {
         [TokenTree::Ident(name), TokenTree::Punct(mark)] => mark.as_char() == '!' && name != "vec",
@@ -377,8 +380,8 @@ fn hint(tokens: &[TokenTree], key: Key) -> String {
 const NOT_EVALUATED: &str =
     "constants and expressions are not evaluated here: write the value itself";
 
-// The texts that the tokens may stand for: in quotes, without brackets around them, quotes within,
-// or a literal's prefix and suffix.
+// The texts that the tokens may mean. Quotes are removed, and also brackets around the text or a
+// literal's prefix and suffix.
 fn unquoted(tokens: &[TokenTree]) -> Vec<String> {
     let plain = |tokens: &[TokenTree]| text_of(tokens).replace('"', "");
     let mut texts = vec![plain(tokens)];
@@ -400,7 +403,7 @@ fn unquoted(tokens: &[TokenTree]) -> Vec<String> {
     texts
 }
 
-// The first of the texts that is a value, or the first whose meaning is known.
+// The first of the texts that is a value. If there is none, the first whose meaning is known.
 fn meant(texts: &[String], key: Key) -> Option<Meant> {
     let known = |text: &String| match key.form {
         Form::Text => value::mended(&key, text),
@@ -414,7 +417,7 @@ fn meant(texts: &[String], key: Key) -> Option<Meant> {
     }
 }
 
-// A value as it is written: a number, and true or false, without quotes.
+// Writes a value as an attribute has it. Numbers, true and false have no quotes.
 fn literal(key: Key, value: &str) -> String {
     let is_bare = key.form == Form::Flag || value.bytes().all(|byte| byte.is_ascii_digit());
     match is_bare {
@@ -433,7 +436,7 @@ fn write(key: Key, value: &str) -> String {
 
 fn kind(key: Key) -> String {
     match key.form {
-        // A single number is the usual value of these.
+        // The usual value of these keys is a single number.
         Form::Text if !key.example.starts_with('"') => key.accepted.to_owned(),
         Form::Text => format!("a string: {}", key.accepted),
         Form::Flag => "true or false without quotes".to_owned(),
@@ -445,7 +448,7 @@ fn text_of(tokens: &[TokenTree]) -> String {
     compact(&tokens.iter().cloned().collect::<TokenStream>())
 }
 
-// All of the value's tokens, or its first where spans cannot be joined.
+// The span of all tokens of the value. If spans cannot be joined, it is that of the first token.
 fn span_of(tokens: &[TokenTree]) -> Span {
     let first = tokens[0].span();
     let last = tokens[tokens.len() - 1].span();

@@ -1,4 +1,4 @@
-//! Sets of compute capabilities, as `sm` and `priority` name them.
+//! Sets of compute capabilities, as the keys `sm` and `priority` name them.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::key;
 use crate::list::{self, Element};
 use crate::number;
 
-/// `major.minor` as one number, as in `90` or `103`.
+/// A capability, written without the dot as `90` or `103`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Capability {
     pub(crate) major: u8,
@@ -40,14 +40,14 @@ impl Capabilities {
         }
     }
 
-    /// True if every capability of `other` is in this set.
+    /// Returns true if every capability of `other` is in this set.
     pub(crate) fn covers(self, other: Self) -> bool {
         let (min, max) = self.bounds();
         let (other_min, other_max) = other.bounds();
         min <= other_min && other_max <= max
     }
 
-    /// True if some capability is in both sets.
+    /// Returns true if some capability is in both sets.
     pub(crate) fn overlaps(self, other: Self) -> bool {
         let (min, max) = self.bounds();
         let (other_min, other_max) = other.bounds();
@@ -67,7 +67,7 @@ impl fmt::Display for Capabilities {
     }
 }
 
-/// Reads `any`, `90`, `10x` or `80+`, also with a dot: `9.0`, `10.x`, `8.0+`.
+/// Reads `any`, `90`, `10x` or `80+`, and also the forms with a dot: `9.0`, `10.x`, `8.0+`.
 pub(crate) fn read(text: &str) -> Option<Capabilities> {
     if text == "any" {
         return Some(Capabilities::Any);
@@ -94,7 +94,7 @@ fn exact(text: &str) -> Option<Capability> {
     })
 }
 
-/// The set that an element is.
+/// Reads the set that a list element names.
 pub(crate) fn parse(element: Element<'_>, accepted: &str) -> Result<Capabilities, Fault> {
     let Some(set) = read(element.text) else {
         return Err(element.fault(accepted));
@@ -107,7 +107,7 @@ pub(crate) fn parse(element: Element<'_>, accepted: &str) -> Result<Capabilities
     }
 }
 
-// The generation that was meant where the set is one of 1.x: `10` is 1.0, and meant is 10.0.
+// Corrects a set of 1.x: `10` would be 1.0, but the author meant 10.0.
 fn of_a_generation(set: Capabilities) -> Option<Capabilities> {
     let ten = |capability: Capability| Capability {
         major: 10 + capability.minor,
@@ -177,12 +177,14 @@ pub(crate) fn meant(text: &str) -> Option<Capabilities> {
         .map(|set| of_a_generation(set).unwrap_or(set))
 }
 
-/// True if the value of `sm` is the word `compiled`, which stands for the targets of the kernels.
+/// Returns true if the value of `sm` is the word `compiled`, which stands for the targets of the
+/// kernels.
 pub(crate) fn is_compiled(text: &str) -> bool {
     text.trim_matches(' ') == "compiled"
 }
 
-// Both ends of a range such as `90-100`, which is not one: what lies between is no capability.
+// The fault of a range such as `90-100`. Ranges are not accepted, because most numbers between the
+// ends are no capabilities.
 fn ends(element: Element<'_>, accepted: &str) -> Option<Fault> {
     let (first, last) = ["..=", "..", "-"]
         .iter()
@@ -193,7 +195,7 @@ fn ends(element: Element<'_>, accepted: &str) -> Option<Fault> {
     )))
 }
 
-/// The value of `sm`; `None` for `compiled`.
+/// Reads the value of `sm`; `None` for `compiled`.
 pub(crate) fn sm(text: &str, faults: &mut Vec<Fault>) -> Option<Vec<Capabilities>> {
     if is_compiled(text) {
         return None;

@@ -1,18 +1,19 @@
 //! The Cargo features of the package that is being compiled.
 
-/// The features that Cargo declares to the compiler, in whose process the attribute runs; none
-/// under a program that was started without them, such as an editor's server for macros.
+/// The features that Cargo declares to the compiler. The attribute runs in the compiler's process
+/// and reads its arguments. There are no features if the process has no such arguments, such as a
+/// macro server of an editor.
 pub(crate) fn features() -> Vec<String> {
     read(std::env::args())
 }
 
-/// Name of the family whose targets a constant lists. mla-build names the constant after the
+/// The name of the family whose targets a constant lists. mla-build names the constant after the
 /// family, and so after its Cargo feature, but in upper case. A constant without a feature keeps
-/// its own spelling, by which the runtime tells the two apart: it cannot be turned on.
+/// its own spelling. The runtime thereby knows that no feature can turn it on.
 pub(crate) fn family(constant: String, declared: &[String]) -> String {
     let lower = constant.to_ascii_lowercase();
     let digits = lower.strip_prefix("sm").unwrap_or_default();
-    // A family of GPUs may be a feature of the package that the constant comes from.
+    // A family of GPUs may be a feature of another package, from which the constant comes.
     let is_of_gpus = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     match is_of_gpus || declared.contains(&lower) {
         true => lower,
@@ -20,7 +21,7 @@ pub(crate) fn family(constant: String, declared: &[String]) -> String {
     }
 }
 
-// The features of `--check-cfg` are declared, the ones of `--cfg` are on.
+// Reads the declared features from `--check-cfg`. The features of `--cfg` are those that are on.
 fn read(arguments: impl Iterator<Item = String>) -> Vec<String> {
     let mut features = Vec::new();
     let mut option = String::new();
@@ -34,7 +35,7 @@ fn read(arguments: impl Iterator<Item = String>) -> Vec<String> {
             "--cfg" => value.trim_start().strip_prefix("feature="),
             _ => None,
         };
-        // Every second part stands between quotes.
+        // Every second part is between quotes.
         let quoted = declared.unwrap_or_default().split('"').skip(1).step_by(2);
         features.extend(quoted.map(str::to_owned));
         option = argument;

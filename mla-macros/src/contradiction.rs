@@ -1,4 +1,4 @@
-//! Pairs of keys that contradict each other, though each is valid alone.
+//! Pairs of keys that contradict each other although each is valid alone.
 
 use crate::capability::Capabilities;
 use crate::errors::Fault;
@@ -8,10 +8,10 @@ use crate::priority;
 use crate::spec::Spec;
 use crate::vocabulary::{self, Name};
 
-/// The features of calls with lists of slots.
+/// The features that only calls with lists of slots have.
 const FEATURES_OF_LISTS: &[&str] = &["dense_requests", "second_cache"];
 
-/// The contradiction of `key` with `beside`.
+/// A contradiction between `key` and `beside`.
 pub(crate) struct Contradiction {
     pub(crate) key: Key,
     pub(crate) beside: Key,
@@ -37,7 +37,7 @@ pub(crate) fn find(spec: &Spec) -> Vec<Contradiction> {
             add(key::COMPILED, key::SM, fault.hint(hint));
         }
     }
-    // Features of sparse calls, on a backend that is given none.
+    // Features of sparse calls on a backend without sparse calls.
     let has_lists = spec.phase == Phase::Decode && spec.sparse.text != "never";
     let of_lists = spec
         .features
@@ -65,7 +65,7 @@ pub(crate) fn find(spec: &Spec) -> Vec<Contradiction> {
 
 type Add<'a> = &'a mut dyn FnMut(Key, Key, Fault);
 
-// Prefill is given keys and values, whatever the cache is.
+// A prefill backend gets keys and values, so the kind of cache does not concern it.
 fn prefill(spec: &Spec, add: Add<'_>) {
     if spec.features.iter().any(|name| name.text == "split_cache") {
         let given = "`split_cache` on `impl PrefillBackend`";
@@ -81,7 +81,7 @@ fn prefill(spec: &Spec, add: Add<'_>) {
 }
 
 fn caches(spec: &Spec, add: Add<'_>) {
-    // An unquantised cache holds the dtype itself.
+    // An unquantised cache has the dtype of the queries.
     let unquantised = |format: &&Name| vocabulary::DTYPES.contains(format);
     for format in spec.kv.iter().filter(unquantised) {
         if !spec.dtypes.contains(format) {
@@ -99,7 +99,7 @@ fn caches(spec: &Spec, add: Add<'_>) {
             add(key::KV, key::DTYPES, Fault::new(given, accepted).hint(hint));
         }
     }
-    // The formats whose latents have to be multiples, and why.
+    // The formats that require latent widths to be multiples of a number, each with the reason.
     let multiples = [
         ("fp8_ds_mla", 128, "each group of 128 values shares a scale"),
         (
@@ -120,7 +120,7 @@ fn caches(spec: &Spec, add: Add<'_>) {
             add(key::CACHE_DIMS, key::KV, fault);
         }
     }
-    // R is a width of both: a row whose R no head has can never be asked for.
+    // R is a width of heads and of rows. No problem can ask for a row whose R no head has.
     let (Some(dims), Some(rows)) = (&spec.dims, &spec.cache_dims) else {
         return;
     };

@@ -6,7 +6,7 @@ use crate::list::{self, Element};
 use crate::number;
 use crate::synonym::Meant;
 
-/// A number from 1 up, or `None` for `any`: the value of `max_query_len` and `max_list_width`.
+/// Reads the value of `max_query_len` or `max_list_width`: a number from 1 up, or `None` for `any`.
 pub(crate) fn any_or_positive(text: &str, faults: &mut Vec<Fault>) -> Option<u32> {
     let accepted = key::MAX_QUERY_LEN.accepted;
     if text.trim_matches(' ') == "any" {
@@ -17,7 +17,7 @@ pub(crate) fn any_or_positive(text: &str, faults: &mut Vec<Fault>) -> Option<u32
     number.map_err(|fault| faults.push(fault)).ok()
 }
 
-/// The value of `alignment`.
+/// Reads the value of `alignment`.
 pub(crate) fn power_of_two(text: &str, faults: &mut Vec<Fault>) -> u32 {
     let (element, accepted) = (Element::alone(text), key::ALIGNMENT.accepted);
     match number::positive(element.text, element, accepted) {
@@ -28,7 +28,7 @@ pub(crate) fn power_of_two(text: &str, faults: &mut Vec<Fault>) -> u32 {
     1
 }
 
-/// A list of tuples, or `None` for `any`. The numbers at `zeroable` may be zero.
+/// Reads a list of tuples, or `None` for `any`. The numbers at the indices `zeroable` may be zero.
 fn tuples<const N: usize>(
     text: &str,
     accepted: &str,
@@ -47,7 +47,7 @@ fn tuples<const N: usize>(
     }))
 }
 
-// A text without parentheses, such as `128,64,128` or `[128, 64, 128]`, is wrong as a whole.
+// The fault of a text without parentheses, such as `128,64,128` or `[128, 64, 128]`, as a whole.
 fn bare<const N: usize>(text: &str, accepted: &str) -> Option<Fault> {
     if text.contains(['(', ')']) || text.trim_matches(' ').is_empty() {
         return None;
@@ -62,8 +62,8 @@ fn bare<const N: usize>(text: &str, accepted: &str) -> Option<Fault> {
     })
 }
 
-// The numbers of a text that has nothing but numbers and marks between them, by the parts that
-// stand between `|`.
+// Reads a text that contains only numbers and punctuation. Returns the numbers of each part between
+// two `|`.
 fn numbers(text: &str) -> Option<Vec<Vec<u32>>> {
     let is_mark = |c: char| c.is_whitespace() || "()[]{}<>,;:x*×/-".contains(c);
     let part = |part: &str| {
@@ -73,7 +73,7 @@ fn numbers(text: &str) -> Option<Vec<Vec<u32>>> {
     text.split('|').map(part).collect()
 }
 
-/// The tuples that are meant by numbers between other marks.
+/// The tuples that numbers between other punctuation probably mean.
 pub(crate) fn meant_tuples<const N: usize>(text: &str) -> Option<Meant> {
     let parts = numbers(text)?;
     let tuples = parts.iter().flat_map(|part| part.chunks(N));
@@ -123,11 +123,11 @@ fn tuple<const N: usize>(
     Ok(numbers)
 }
 
-/// The largest dimension and number of heads, and the largest page, of the runtime's problems.
+/// The largest dimension or number of heads, and the largest page, in the runtime's problems.
 const MAX_DIM: u32 = 65_536;
 const MAX_PAGE: u32 = i32::MAX as u32;
 
-// A number that some problem can have.
+// Accepts only numbers that some problem can have.
 fn up_to(max: u32, number: u32, element: Element<'_>, accepted: &str) -> Result<u32, Fault> {
     match number <= max {
         true => Ok(number),
@@ -137,12 +137,12 @@ fn up_to(max: u32, number: u32, element: Element<'_>, accepted: &str) -> Result<
     }
 }
 
-/// The value of `dims`: (P, R, V). R may be zero, in a model without rotary embedding.
+/// Reads the value of `dims`: (P, R, V). R may be zero in a model without rotary embedding.
 pub(crate) fn head(text: &str, faults: &mut Vec<Fault>) -> Option<Vec<[u32; 3]>> {
     tuples(text, key::DIMS.accepted, &[1], faults)
 }
 
-/// The value of `cache_dims`: (L, R).
+/// Reads the value of `cache_dims`: (L, R).
 pub(crate) fn cache(text: &str, faults: &mut Vec<Fault>) -> Option<Vec<[u32; 2]>> {
     tuples(text, key::CACHE_DIMS.accepted, &[1], faults)
 }
@@ -155,7 +155,7 @@ pub(crate) enum Heads {
     List(Vec<u32>),
 }
 
-/// The value of `heads`.
+/// Reads the value of `heads`.
 pub(crate) fn heads(text: &str, faults: &mut Vec<Fault>) -> Heads {
     let accepted = key::HEADS.accepted;
     if text.trim_matches(' ') == "any" {
@@ -175,7 +175,7 @@ pub(crate) fn heads(text: &str, faults: &mut Vec<Fault>) -> Heads {
     }))
 }
 
-// `min..=max`; `max` still has its `=`.
+// Reads `min..=max`; `max` still begins with the `=`.
 fn range(min: &str, max: &str, text: &str) -> Result<Heads, Fault> {
     let fault = || Fault::of(text, key::HEADS.accepted);
     let Some(included) = max.strip_prefix('=') else {
@@ -208,7 +208,7 @@ fn range(min: &str, max: &str, text: &str) -> Result<Heads, Fault> {
     Ok(Heads::Range(min, included))
 }
 
-/// The range that is meant by `1-128`, `..=128`, `<=128` and the like.
+/// The range that `1-128`, `..=128`, `<=128` and the like probably mean.
 pub(crate) fn meant_heads(text: &str) -> Option<Meant> {
     const TWO_ENDS: &str = "a range has two ends, the smaller one first, as in `1..=128`";
     let text = text.replace(' ', "");
@@ -234,7 +234,7 @@ pub(crate) fn meant_heads(text: &str) -> Option<Meant> {
     range(min, max)
 }
 
-// Both ends of a range, in the spellings of other languages.
+// Splits a range into its ends, in the notations of several languages.
 fn ends(text: &str) -> Option<(&str, &str)> {
     ["..=", "...", "..", "-", "–", "~", ":", "to"]
         .iter()
@@ -254,7 +254,7 @@ pub(crate) enum PageSizes {
     List(Vec<u32>),
 }
 
-/// The value of `page_sizes`.
+/// Reads the value of `page_sizes`.
 pub(crate) fn page_sizes(text: &str, faults: &mut Vec<Fault>) -> PageSizes {
     let accepted = key::PAGE_SIZES.accepted;
     let trimmed = text.trim_matches(' ');
@@ -283,7 +283,7 @@ pub(crate) fn page_sizes(text: &str, faults: &mut Vec<Fault>) -> PageSizes {
     }))
 }
 
-/// The value that is meant by `16x`, `*16`, `multiples of 16` and the like.
+/// The value that `16x`, `*16`, `multiples of 16` and the like probably mean.
 pub(crate) fn meant_page_sizes(text: &str) -> Option<Meant> {
     let text = text.replace(' ', "").to_lowercase();
     let words = [
@@ -312,7 +312,7 @@ pub(crate) fn meant_page_sizes(text: &str) -> Option<Meant> {
     is_range.then(|| Meant::Advice(advice.into()))
 }
 
-// A list of numbers from 1 up. Beside `any`, some other values stand alone.
+// Reads a list of numbers from 1 up. `any` and some other values are accepted only alone.
 fn counts(
     text: &str,
     accepted: &str,

@@ -1,18 +1,18 @@
-//! The errors in a use of the attribute, collected so that all of them are reported at once.
+//! The errors in a use of the attribute. They are collected, so that all are reported at once.
 
 use std::fmt::Display;
 
 use proc_macro2::{Span, TokenStream};
 use quote::quote_spanned;
 
-/// The given text, the accepted ones, and the one that was probably meant. It has no source
-/// position, so values can be parsed without one.
+/// The given text, the accepted texts, and a hint. A fault has no source position, so values can be
+/// parsed without one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Fault {
     pub(crate) given: String,
     pub(crate) accepted: String,
     pub(crate) hint: Option<String>,
-    /// The text that is wrong: the value, or the element of it.
+    /// The text that is wrong: the value or one of its elements.
     pub(crate) text: Option<String>,
 }
 
@@ -26,7 +26,7 @@ impl Fault {
         }
     }
 
-    /// The fault of a text, in which a key's tables may find what was meant.
+    /// The fault of a text. A key's tables may later tell its probable meaning.
     pub(crate) fn of(text: &str, accepted: impl Into<String>) -> Self {
         Self {
             text: Some(text.to_owned()),
@@ -34,13 +34,13 @@ impl Fault {
         }
     }
 
-    /// Adds a sentence on what to do.
+    /// Adds a sentence that says what to do.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// Adds what was probably meant, unless there is a better hint already.
+    /// Adds the probable meaning, unless there already is a hint.
     pub(crate) fn meant(self, meant: Option<impl Display>) -> Self {
         match meant {
             Some(meant) if self.hint.is_none() => self.hint(format!("did you mean `{meant}`?")),
@@ -49,9 +49,9 @@ impl Fault {
     }
 }
 
-/// The nearest of `names` to `text`, where one is near.
+/// The name that is most similar to `text`, if one is similar.
 pub(crate) fn nearest<'a>(text: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // Below this the words have little in common but their letters.
+    // Below this similarity, words have little in common but their letters.
     const NEAR: f64 = 0.7;
     let text = text.to_lowercase();
     names
@@ -69,7 +69,7 @@ pub(crate) struct Errors {
 }
 
 impl Errors {
-    /// Adds an error about `subject` (a key, or the place of the attribute).
+    /// Adds an error about `subject`, which is a key or the place of the attribute.
     pub(crate) fn fault(&mut self, span: Span, subject: &str, fault: Fault) {
         let hint = fault
             .hint
@@ -82,7 +82,7 @@ impl Errors {
         );
     }
 
-    /// An error that is a sentence of its own.
+    /// Adds an error that is a whole sentence.
     pub(crate) fn message(&mut self, span: Span, message: impl Into<String>) {
         self.messages.push((span, message.into()));
     }
@@ -99,7 +99,7 @@ impl Errors {
             .collect()
     }
 
-    /// A `compile_error!` for each.
+    /// Writes a `compile_error!` for each error.
     pub(crate) fn to_tokens(&self) -> TokenStream {
         self.messages
             .iter()
@@ -108,7 +108,7 @@ impl Errors {
     }
 }
 
-/// `text` in quotes that show what cannot be seen.
+/// Puts `text` in quotes. Invisible characters are escaped.
 pub(crate) fn quoted(text: &str) -> String {
     if text.is_empty() || text.trim() != text || text.chars().any(|c| c.is_control() || c == '`') {
         format!("{text:?}")

@@ -17,7 +17,7 @@ use crate::spec::Spec;
 use crate::table;
 use crate::vocabulary::Name;
 
-/// The attribute with these arguments on this item.
+/// Expands the attribute with these arguments on this item.
 pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
     let mut errors = Errors::default();
     let arguments = Arguments::parse(arguments, &mut errors);
@@ -34,7 +34,7 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
 
     let runtime = Runtime::new(&arguments);
     let gate = gate(&spec, &arguments);
-    // Before what is there with a feature on.
+    // The condition for the code of a backend whose feature is on.
     let on = gate.as_ref().map(|any| quote!(#[cfg(#any)]));
     if errors.is_empty() {
         let block = runtime.block(&place, &spec);
@@ -49,9 +49,9 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
     }
 }
 
-/// The condition that one of the Cargo features is on, if there are any.
+/// The condition that one of the Cargo features is on, if the key names any.
 fn gate(spec: &Spec, arguments: &Arguments) -> Option<TokenStream> {
-    // The author's own span, so that the compiler's lint on features that do not exist shows the
+    // The span is the author's own. The compiler's lint on unknown features then points at the
     // value.
     let span = arguments.span(&key::FEATURE);
     let features = spec.features_of_cargo.iter().map(|name| {
@@ -65,7 +65,7 @@ fn gate(spec: &Spec, arguments: &Arguments) -> Option<TokenStream> {
     }
 }
 
-/// The runtime crate's path, by which the expansion names everything of it.
+/// The path of the runtime crate. The expansion names all items of that crate by it.
 struct Runtime {
     path: TokenStream,
 }
@@ -89,8 +89,8 @@ impl Runtime {
         self.block_with(place, &spec_value, kernels, &documentation(spec))
     }
 
-    /// The block with a placeholder for its spec. With it the compiler does not report the same
-    /// fault again as a missing constant, and still reports other faults in the block.
+    /// The block with a placeholder for its spec. The compiler then does not report the same fault
+    /// again as a missing constant, but still reports other faults in the block.
     fn block_without_spec(&self, place: &Place) -> TokenStream {
         let Some(condition) = place.misses_spec() else {
             let (attributes, head, body) = (&place.attributes, &place.head, &place.body);
@@ -107,8 +107,7 @@ impl Runtime {
         self.block_with(place, &spec, None, &TokenStream::new())
     }
 
-    // The constants come last, behind any inner attributes and out of the way of the author's
-    // lines.
+    // The constants come last, after any inner attributes and after the author's lines.
     fn block_with(
         &self,
         place: &Place,
@@ -136,8 +135,8 @@ impl Runtime {
         quote!(<<Self as #path::backend::#backend>::Device as #path::device::Device>::PLATFORM)
     }
 
-    /// The constant with the known facts about the kernels, if there are any: compiled targets and
-    /// GPUs run on. A backend that is left out of a build is compiled for nothing.
+    /// The constant with the facts of the kernels, if any are known: their compiled targets, and
+    /// the GPUs that they ran on. A backend that a build leaves out has no compiled targets.
     fn kernels(&self, spec: &Spec, present: bool) -> Option<TokenStream> {
         let path = &self.path;
         if !(present && runs_on_gpus(spec)) && spec.run_on.is_none() {
@@ -171,16 +170,15 @@ impl Runtime {
         quote!(&[#(#families),*])
     }
 
-    /// The registry entry, and what only the compiler can check.
+    /// The registry entry, and the checks that only the compiler can make.
     fn link(&self, place: &Place, spec: &Spec, arguments: &Arguments) -> TokenStream {
         let path = &self.path;
         let backend = variant(place.phase.backend());
         let self_type = &place.self_type;
         let this = quote!(<#self_type as #path::backend::#backend>);
-        // Conditions of the block also hold for its entry: `#[cfg(…)]` may stand below the
-        // attribute.
+        // Conditions of the block also apply to its entry: `#[cfg(…)]` may follow the attribute.
         let cfgs = cfgs(place);
-        // The span is at the key, but not as if the author had written the code.
+        // The span is at the key, but marks the code as written by the macro.
         let span = Span::call_site().located_at(arguments.span(&key::SM));
         let platform = self.platform_fault(spec).map(|(refused, message)| {
             quote_spanned! {span=>
@@ -193,13 +191,13 @@ impl Runtime {
         });
         let fault = match &spec.compiled[..] {
             _ if !runs_on_gpus(spec) => None,
-            // A declared capability that no build compiles is a reason against the backend, not an
-            // error: the package may be another author's.
+            // It is no error if no build compiles a declared capability: the package may be another
+            // author's. The capability is then a reason against the backend.
             [] => {
                 let features = &spec.features_of_cargo;
                 Some(quote!(#path::private::build!(#(#features),*).fault()))
             }
-            // Without `sm`, the compiled targets are themselves the declared ones.
+            // With `sm = "compiled"`, the compiled targets are the declared capabilities.
             _ if spec.sm.is_none() => None,
             _ => Some(quote!(#this::KERNELS.fault(#this::SPEC.capabilities))),
         };
@@ -225,11 +223,11 @@ impl Runtime {
     }
 
     /// Writes an item whose error names the key `crate` if the path leads nowhere or to another
-    /// crate. The compiler shows no other name of an import whose first name is unknown, but it
-    /// shows the name of a macro that contains the import.
+    /// crate. For an import with an unknown first name, the compiler shows no other name of the
+    /// import. It does show the name of the macro that contains the import.
     fn found(&self, arguments: &Arguments) -> TokenStream {
         let path = &self.path;
-        // The attribute's own where the key is not written.
+        // If the key is not written, this is the span of the attribute.
         let span = Span::call_site().located_at(arguments.span(&key::CRATE));
         quote_spanned! {span=>
             macro_rules! the_key_crate_has_to_name_mla_runtime {
@@ -247,7 +245,7 @@ impl Runtime {
         quote!(#path::private::link! { #entry })
     }
 
-    // The platform that the device must not have, and what to say where it has it.
+    // The platform that the device must not have, and the message if it has it.
     fn platform_fault(&self, spec: &Spec) -> Option<(Ident, String)> {
         let sets = match &spec.sm {
             None => "`compiled`".to_owned(),
@@ -255,8 +253,7 @@ impl Runtime {
                 let sets: Vec<_> = sets.iter().map(|set| format!("`{set}`")).collect();
                 sets.join(", ")
             }
-            // A build with the feature off has nothing but `sm` that says which kind of device it
-            // was.
+            // If the feature is off, only `sm` tells the kind of device.
             Some(_) if !spec.features_of_cargo.is_empty() => {
                 let message = "sm: given `any` beside `feature`, accepted capabilities, such as \
                                `80+`: the device is a GPU, which nothing else says with the \
@@ -272,7 +269,7 @@ impl Runtime {
         Some((variant("Cpu"), message))
     }
 
-    /// Writes the code that replaces the backend if it is left out: the same spec, and the reason.
+    /// Writes the code that replaces a backend that is left out: the same spec, and the reason.
     fn absent(&self, place: &Place, spec: &Spec, off: &TokenStream) -> TokenStream {
         let path = &self.path;
         let (attributes, self_type) = (&place.attributes, &place.self_type);
@@ -314,7 +311,8 @@ impl Runtime {
         }
     }
 
-    /// The spec's value, each field set: the struct has room for more.
+    /// The spec as an expression. Each field is set by a method, because the struct may get further
+    /// fields.
     fn spec(&self, spec: &Spec, platform: &TokenStream) -> TokenStream {
         let path = &self.path;
         let (name, provider) = (&spec.name, provider(spec));
@@ -403,7 +401,7 @@ impl Runtime {
         }
     }
 
-    /// The GPUs that it takes: those of `sm`, or those that its families are compiled for.
+    /// The capabilities of `sm`, or those of the targets that its families are compiled for.
     fn all_capabilities(&self, spec: &Spec) -> TokenStream {
         let path = &self.path;
         match &spec.sm {
@@ -457,7 +455,7 @@ impl Runtime {
         }
     }
 
-    // A slice of variants of the enum at `of` in the runtime.
+    // Writes a slice of variants of the runtime's enum `of`.
     fn variants(&self, of: &TokenStream, names: &[Name]) -> TokenStream {
         let path = &self.path;
         let variants = names.iter().map(|name| variant(name.variant));
@@ -465,7 +463,7 @@ impl Runtime {
     }
 }
 
-// `Some` of a slice, or `None`.
+// Writes `Some` of a slice, or `None`.
 fn list_or_none<T>(list: Option<&[T]>, tokens: impl Fn(&T) -> TokenStream) -> TokenStream {
     option(list.map(|list| {
         let items = list.iter().map(tokens);
@@ -493,9 +491,10 @@ fn cfgs(place: &Place) -> impl Iterator<Item = &Attribute> {
     place.attributes.iter().filter(|it| is_cfg(it))
 }
 
-// Writes a macro at the crate's root, named after the backend. Two macros of one name are an error
-// of the compiler, whatever modules their blocks are in: it shows both types, and the macro's name
-// says what to do. Clashes between two crates are reported by the registry.
+// Writes a macro at the crate's root that is named after the backend. If two backends of a crate
+// have one name, their macros clash, whatever modules they are in. The compiler's error then shows
+// both types, and the macro's name says what to do. The registry reports clashes between two
+// crates.
 fn claim(place: &Place, spec: &Spec) -> TokenStream {
     let phase = place.phase.variant().to_lowercase();
     let name = format!("a_second_{phase}_backend_{}_needs_the_key_name", spec.name);
@@ -516,7 +515,7 @@ fn runs_on_gpus(spec: &Spec) -> bool {
     !matches!(spec.sm.as_deref(), Some([Capabilities::Any]))
 }
 
-// The default is the package that is being compiled, which only the compiler knows.
+// The default is the name of the package that is being compiled. Only the compiler knows it.
 fn provider(spec: &Spec) -> TokenStream {
     match &spec.provider {
         Some(provider) => quote!(#provider),

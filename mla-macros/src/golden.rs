@@ -1,9 +1,9 @@
-//! Files that tests compare with what the code makes of them. With `MLA_BLESS` set, as by
-//! `cargo xtask goldens --bless`, they are written anew.
+//! Files that tests compare with generated text. With `MLA_BLESS` set, as in `cargo xtask goldens
+//! --bless`, the tests write the files instead.
 
 use std::path::Path;
 
-/// Fails where the file at `path` in this crate is not `actual`.
+/// Fails if the file at `path` in this crate differs from `actual`.
 pub(crate) fn check(path: &str, actual: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     if std::env::var_os("MLA_BLESS").is_some() {

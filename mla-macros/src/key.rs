@@ -1,4 +1,5 @@
-//! The attribute's keys: the one table behind parsing, error messages, suggestions and `keys.md`.
+//! The attribute's keys. This table is the source of parsing, error messages, suggestions and
+//! `keys.md`.
 
 use crate::place::Phase;
 use crate::vocabulary;
@@ -6,13 +7,13 @@ use crate::vocabulary;
 /// The kind of literal of a key's value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Form {
-    /// A string; for a single element, an integer will do.
+    /// A string. A single element may also be an integer.
     Text,
     /// `true` or `false`.
     Flag,
     /// A path, bare or in a string.
     Path,
-    /// A path, bare or in a string, or a list of them in a string.
+    /// A path, bare or in a string, or several paths in a string.
     Paths,
 }
 
@@ -21,21 +22,21 @@ pub(crate) enum Form {
 pub(crate) struct Key {
     pub(crate) name: &'static str,
     pub(crate) form: Form,
-    /// The phase whose backends alone have it.
+    /// The only phase whose backends have the key; `None` if both have it.
     pub(crate) only: Option<Phase>,
     /// The default; `None` if the key must be given.
     pub(crate) default: Option<&'static str>,
     /// The accepted values, in the words of error messages.
     pub(crate) accepted: &'static str,
-    /// A value, as it is written.
+    /// An example of a value, as an attribute has it.
     pub(crate) example: &'static str,
-    /// The property of the backend that it states.
+    /// The property of the backend that the key sets.
     pub(crate) meaning: &'static str,
 }
 
-/// Defines each key, and the list of them in the order of the documentation: the name in the code
-/// and in an attribute, the form, the phase or none, an example and the default, in a row; then the
-/// accepted values, and the meaning.
+/// Defines each key, and the list of all keys in the order of the documentation. A key has its name
+/// in the code and in attributes, its form, its phase or none, an example and the default. The
+/// accepted values and the meaning follow.
 macro_rules! keys {
     ($($key:ident = $name:literal, $form:ident, $only:expr, $example:literal, $default:expr,
         $accepted:literal, $meaning:literal;)*) => {
@@ -61,26 +62,26 @@ keys! {
     SM = "sm", Text, EITHER, "\"90|100\"", None,
         "`any`, `compiled`, or a list of capabilities: exact (`90`), a family (`10x`), a floor \
          (`80+`)",
-        "The compute capabilities it runs on; `any` for a processor, `compiled` for what the key \
-         `compiled` lists.";
+        "The compute capabilities that the backend runs on. `any` is for a processor. \
+         `compiled` stands for the targets that the key `compiled` lists.";
     COMPILED = "compiled", Paths, EITHER, "\"raw::SM90|raw::SM100\"",
         Some("the families that `feature` names, or all that mla-build compiled in the package"),
         "the path of a constant that mla-build wrote, such as `raw::SM90`, or a list of them, \
          such as `raw::SM90|raw::SM100`",
-        "The targets that its kernels are compiled for. `sm` is held to them; of several \
-         families, a GPU takes the first that runs there, and a family that is left out is a \
-         reason. Needed where families have GPUs in common, unless `feature` names one of these \
-         alone. In a package that does not build with mla-build, a GPU's backend without it is \
-         chosen by its name alone.";
+        "The targets that its kernels are compiled for. `sm` is checked against them. If there \
+         are several families, a GPU uses the first that runs there. A family that this build \
+         leaves out is a reason against the backend. The key is needed if families have GPUs in \
+         common, unless `feature` names only one of these. Without the key, in a package that \
+         does not build with mla-build, a backend for GPUs is selected only by its name.";
     FEATURE = "feature", Text, EITHER, "\"sm90\"", Some("no feature: it is always compiled"),
         "Cargo features of the crate, such as `sm90` or `sm90|sm100`",
-        "The features that compile it, of which one has to be on. With all of them off the block \
-         is left out, and the type stands in the registry and in lists as absent, with the same \
-         spec.";
+        "The features that compile the backend. One of them has to be on. If all are off, the \
+         block is left out. The registry and lists then contain the type as absent, with the \
+         same spec.";
     RUN_ON = "run_on", Path, EITHER, "RUN_ON", Some("not said"),
         "the path of a `&[Run]`, such as `RUN_ON`",
-        "The GPUs on which its tests passed. A backend that has run on no GPU that takes the \
-         same code is selected by name only.";
+        "The GPUs on which its tests passed. A backend that has not run on a GPU with the same \
+         code is selected only by its name.";
     DTYPES = "dtypes", Text, EITHER, "\"f16,bf16\"", None,
         "a list of f32, f16, bf16",
         "The dtypes of queries and outputs.";
@@ -101,7 +102,7 @@ keys! {
         "The cache formats.";
     PAGE_SIZES = "page_sizes", Text, DECODE, "\"32|64\"", Some("any"),
         "`any`, a list such as `32|64`, or `x16` for the multiples of 16",
-        "The tokens in a page of the cache.";
+        "The number of tokens in a page of the cache.";
     QUERY_LEN = "query_len", Text, DECODE, "\"uniform\"", Some("single"),
         "single, uniform or ragged",
         "The variation of the number of query tokens within a batch.";
@@ -111,40 +112,44 @@ keys! {
          path.";
     QUERY_FORMAT = "query_format", Text, DECODE, "\"concatenated\"", Some("split"),
         "split or concatenated",
-        "The form of its queries: latent and rotary part apart, or side by side.";
+        "The format of its queries: latent and rotary part in separate tensors, or side by side \
+         in one.";
     KEY_LAYOUT = "key_layout", Text, PREFILL, "\"split\"", Some("packed"),
         "packed or split",
-        "The form of its keys: the rotary part repeated for every head, or handed over once.";
+        "The layout of its keys: the rotary part repeated for every head, or once in a separate \
+         tensor.";
     ALIGNMENT = "alignment", Text, EITHER, "16", Some("1"),
         "a power of two from 1 up, in bytes",
-        "The divisor of its tensors' addresses and of the distances between their rows.";
+        "The addresses of its tensors and the distances between their rows must be multiples of \
+         this.";
     GRAPHS = "graphs", Text, EITHER, "\"uniform_batch\"", Some("never"),
         "never, single_token, uniform_batch or always",
         "The batches that can be captured in a CUDA graph and replayed.";
     PLANS_ON_HOST = "plans_on_host", Flag, DECODE, "true", Some("false"),
         "true or false",
-        "It plans a step on the host, from the lengths in `DecodeBatch::host`.";
+        "True if it plans a step on the host, from the lengths in `DecodeBatch::host`.";
     DEPENDENT_LAUNCH = "dependent_launch", Flag, EITHER, "true", Some("false"),
         "true or false",
-        "Its kernels keep the contract of programmatic dependent launch, which stands at \
-         `mla_runtime::backend`. If they do not, the device lets no kernel before or behind a \
-         call overlap it.";
+        "True if its kernels keep the contract of programmatic dependent launch (see \
+         `mla_runtime::backend`). If they do not, the device lets no kernel before or after a \
+         call overlap the call.";
     LSE = "lse", Text, EITHER, "\"log2\"", Some("ln"),
         "none, ln or log2",
         "The base of the log-sum-exp that the kernel writes; prefill has to write one.";
     LSE_PRECISION = "lse_precision", Text, EITHER, "\"dtype\"", Some("f32"),
         "f32 or dtype",
-        "The precision of the log-sum-exp: `dtype` if the kernel sums weights that it rounded to \
-         the dtype, which moves it by up to 2^-11 in f16 and 2^-8 in bf16.";
+        "The precision of the log-sum-exp. It is `dtype` if the kernel sums weights that it \
+         rounded to the dtype. This changes the log-sum-exp by up to 2^-11 in f16 and 2^-8 in \
+         bf16.";
     QUANT_OUTPUT = "quant_output", Flag, EITHER, "true", Some("false"),
         "true or false",
-        "It can write a quantised output.";
+        "True if it can write a quantised output.";
     SPARSE = "sparse", Text, DECODE, "\"optional\"", Some("never"),
         "never, optional or required",
-        "It attends to lists of slots.";
+        "The support of lists of slots.";
     MAX_LIST_WIDTH = "max_list_width", Text, DECODE, "8192", Some("any"),
         "`any`, or a number from 1 up",
-        "The maximum number of entries of a list of slots.";
+        "The maximum number of entries in a list of slots.";
     FEATURES = "features", Text, EITHER, "\"sinks,deterministic\"", Some("none"),
         "`none`, or a list of alibi_slopes, sliding_window, block_sparsity, logits_soft_cap, \
          encoder_attention, cross_attention, sinks, deterministic, batch_invariant, \
@@ -153,18 +158,19 @@ keys! {
         "Abilities beyond plain causal attention.";
     NAME = "name", Text, EITHER, "\"FLASH_ATTN\"", Some("the type's name in UPPER_SNAKE_CASE"),
         "ASCII letters in upper case, digits and single underscores, such as `FLASH_ATTN`",
-        "The name by which it is chosen.";
+        "The name by which the backend is chosen.";
     PROVIDER = "provider", Text, EITHER, "\"flashinfer\"", Some("the package's name"),
         "ASCII letters, digits, `-`, `_` and `.`, such as `flashinfer`",
         "The kernel's provider.";
     PRIORITY = "priority", Text, EITHER, "\"90:100,10x:50,*:0\"", Some("0"),
         "an integer, or one per capability such as `90:100,10x:50,*:0`",
-        "The order in which it is tried: higher first. The first capability that matches \
-         decides; `*` is everything else, and 0 where it is not written.";
+        "The order in which backends are tried, the highest priority first. The first \
+         capability that matches decides. `*` stands for all others; if it is left out, their \
+         priority is 0.";
     CRATE = "crate", Path, EITHER, "::engine::mla_runtime", Some("::mla_runtime"),
         "a path, such as `::mla_runtime`",
-        "The path of `mla-runtime`, for a crate that renames or re-exports it and whose compiler \
-         finds no `mla_runtime`.";
+        "The path of `mla-runtime`. It is needed in a crate that renames or re-exports it and \
+         has no `mla_runtime` itself.";
 }
 
 const _: () = assert!(
@@ -172,7 +178,7 @@ const _: () = assert!(
     "KV.accepted has other names than vocabulary::KV_FORMATS"
 );
 
-// True if a text says `a list of` these names.
+// Returns true if the text is `a list of` these names.
 const fn lists(text: &str, names: &[vocabulary::Name]) -> bool {
     let text = text.as_bytes();
     let mut at = "a list of ".len();
@@ -186,7 +192,7 @@ const fn lists(text: &str, names: &[vocabulary::Name]) -> bool {
             (at, i) = (at + 1, i + 1);
         }
         n += 1;
-        // Behind a comma and a space comes the next.
+        // A comma and a space separate the names.
         if n < names.len() {
             at += 2;
         }
@@ -194,7 +200,7 @@ const fn lists(text: &str, names: &[vocabulary::Name]) -> bool {
     at == text.len()
 }
 
-/// The names that a key's value is, or that it lists; none where it takes others as well.
+/// The names among which a key's value is chosen; empty if it also takes other values.
 pub(crate) fn names(key: &Key) -> &'static [vocabulary::Name] {
     match *key {
         DTYPES => vocabulary::DTYPES,
@@ -211,7 +217,7 @@ pub(crate) fn names(key: &Key) -> &'static [vocabulary::Name] {
     }
 }
 
-/// The table in the attribute's documentation.
+/// Writes the table in the attribute's documentation.
 #[cfg(test)]
 pub(crate) fn markdown() -> String {
     let mut table =

@@ -1,6 +1,6 @@
 //! The `#[mla_backend]` attribute.
 //!
-//! Use it as `mla_runtime::mla_backend`: it names everything else through that crate.
+//! Use it as `mla_runtime::mla_backend`: its expansion names all items through that crate.
 
 mod arguments;
 mod capability;
@@ -25,24 +25,25 @@ mod table;
 mod value;
 mod vocabulary;
 
-/// Makes a backend of an `impl PrefillBackend for T` or `impl DecodeBackend for T` block.
+/// Makes a backend from an `impl PrefillBackend for T` or `impl DecodeBackend for T` block.
 ///
 /// ```text
 /// #[mla_backend(sm = "90|100", dtypes = "f16,bf16", requires_r1 = true)]
 /// impl PrefillBackend for MyAttention { … }
 /// ```
 ///
-/// It writes the block's `const SPEC`, checked by the compiler, an entry in the registry of every
-/// program that links the crate, and a table of what is supported into the block's documentation.
+/// The attribute writes the block's `const SPEC`, which the compiler checks. It adds an entry to
+/// the registry of every program that links the crate. It also adds a table of the supported
+/// problems to the block's documentation.
 ///
 #[doc = include_str!("../keys.md")]
 ///
-/// The elements of a list stand between `|` or `,`; spaces around them do not count. A single
-/// number needs no quotes. All errors are reported at once.
+/// `|` or `,` separates the elements of a list; spaces around them do not matter. A single number
+/// needs no quotes. All errors are reported at once.
 ///
 /// # What it writes
 ///
-/// For the use above, on a block that only names its device:
+/// For the use above on a block that only names its device, the expansion is:
 ///
 /// ```text
 #[doc = include_str!("../expansions/literal.rs")]
@@ -55,7 +56,7 @@ pub fn mla_backend(
     expansion::expand(arguments.into(), item.into()).into()
 }
 
-/// The names of cache formats that the attribute knows, which the runtime compares with its own.
+/// The names of the cache formats that the attribute knows. The runtime compares them with its own.
 #[doc(hidden)]
 #[proc_macro]
 pub fn kv_formats(_: proc_macro::TokenStream) -> proc_macro::TokenStream {

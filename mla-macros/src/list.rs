@@ -1,9 +1,9 @@
-//! Lists in strings: elements between `|` or `,`, outside parentheses.
+//! Lists in strings. `|` or `,` outside parentheses separates the elements.
 
 use crate::errors::{Fault, quoted};
 use crate::vocabulary::Name;
 
-/// An element of a list, and where it stands.
+/// An element of a list, and its position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Element<'a> {
     /// The text without the spaces around it.
@@ -13,7 +13,7 @@ pub(crate) struct Element<'a> {
 }
 
 impl<'a> Element<'a> {
-    /// The only element of a text.
+    /// The element of a text that is not a list.
     pub(crate) fn alone(text: &'a str) -> Self {
         Self {
             text: text.trim_matches(' '),
@@ -22,8 +22,8 @@ impl<'a> Element<'a> {
         }
     }
 
-    /// The element as an error message names it. A string has one span, so the message says which
-    /// of its elements is meant.
+    /// The element as an error message names it. A string has only one span, so the message says
+    /// which element is wrong.
     pub(crate) fn given(&self) -> String {
         if self.text == self.whole {
             quoted(self.text)
@@ -52,7 +52,7 @@ impl<'a> Element<'a> {
     }
 }
 
-/// The elements of `text`; none, and a fault, where it is empty.
+/// Splits `text` into its elements. An empty text gives none, and a fault.
 pub(crate) fn elements<'a>(
     text: &'a str,
     accepted: &str,
@@ -80,7 +80,7 @@ pub(crate) fn elements<'a>(
     .collect()
 }
 
-/// A list of values that `parse` reads, each at most once. `parse` gives the value or the fault.
+/// Reads a list of distinct values. `parse` returns the value of an element or its fault.
 pub(crate) fn distinct<'a, T: PartialEq>(
     text: &'a str,
     accepted: &str,
@@ -109,7 +109,7 @@ fn twice(element: Element<'_>) -> Fault {
     )
 }
 
-/// The name that an element is.
+/// Finds the name that an element is.
 pub(crate) fn name(element: Element<'_>, names: &[Name], accepted: &str) -> Result<Name, Fault> {
     if let Some(name) = names.iter().find(|name| name.text == element.text) {
         return Ok(*name);
@@ -117,7 +117,7 @@ pub(crate) fn name(element: Element<'_>, names: &[Name], accepted: &str) -> Resu
     Err(element.fault(accepted))
 }
 
-/// The names that `text` lists.
+/// Reads the names that `text` lists.
 pub(crate) fn names(
     text: &str,
     names: &[Name],
@@ -129,7 +129,7 @@ pub(crate) fn names(
     })
 }
 
-/// The names that `text` lists, or none where it says `none`.
+/// Reads the names that `text` lists; empty if it is `none`.
 pub(crate) fn none_or_names(
     text: &str,
     names: &[Name],
@@ -145,7 +145,8 @@ pub(crate) fn none_or_names(
     })
 }
 
-/// The one name that `text` is; the first of `names`, and a fault, where it is none.
+/// Reads the one name that `text` is. If it is none of them, returns the first of `names` and adds
+/// a fault.
 pub(crate) fn only(text: &str, names: &[Name], accepted: &str, faults: &mut Vec<Fault>) -> Name {
     let element = Element::alone(text);
     if element.text.is_empty() {

@@ -3,14 +3,14 @@
 use crate::errors::{Fault, quoted};
 use crate::list::Element;
 
-/// A number of type `T`, if `text` is one.
+/// Reads a number of type `T`, if `text` is one.
 pub(crate) fn read<T: std::str::FromStr>(text: &str) -> Option<T> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let canonical = digits && (text == "0" || !text.starts_with('0'));
     canonical.then(|| text.parse().ok())?
 }
 
-/// The number that is meant by `1_024`, `0x10`, `064`, `+16`, `16.0` or `16 bytes`.
+/// The number that `1_024`, `0x10`, `064`, `+16`, `16.0` or `16 bytes` probably means.
 pub(crate) fn meant(text: &str) -> Option<String> {
     let plain = text.trim().to_ascii_lowercase().replace(['_', '\''], "");
     let number = match plain.strip_prefix("0x") {
@@ -25,7 +25,7 @@ pub(crate) fn meant(text: &str) -> Option<String> {
     Some(number.to_string())
 }
 
-/// A number from 1 up. Its text is `element`, or a part of it.
+/// Reads a number from 1 up. Its text is `element` or a part of it.
 pub(crate) fn positive(text: &str, element: Element<'_>, accepted: &str) -> Result<u32, Fault> {
     match read::<u32>(text) {
         Some(0) => Err(element

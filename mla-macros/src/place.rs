@@ -1,4 +1,4 @@
-//! The `impl` block that the attribute stands on.
+//! The `impl` block that has the attribute.
 
 use heck::ToShoutySnakeCase;
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
@@ -39,25 +39,25 @@ impl Phase {
 
 const PHASES: [Phase; 2] = [Phase::Prefill, Phase::Decode];
 
-/// `impl Trait for Type { … }`. The body stays as it was written.
+/// The block `impl Trait for Type { … }`. The body stays as it was written.
 pub(crate) struct Place {
     pub(crate) attributes: Vec<Attribute>,
-    /// The tokens from `impl` to before the braces.
+    /// The tokens from `impl` up to the braces.
     pub(crate) head: TokenStream,
     pub(crate) phase: Phase,
     pub(crate) self_type: Type,
-    /// True if it has parameters, which is an error of its own; without them the rest of the block
-    /// makes no sense.
+    /// True if the block has parameters. They are an error of their own, and without them the rest
+    /// of the block makes no sense.
     pub(crate) generic: bool,
     pub(crate) body: Group,
 }
 
-/// The place where the attribute belongs, in the words of error messages.
+/// The item that may have the attribute, in the words of error messages.
 const BELONGS: &str = "`impl PrefillBackend for T` or `impl DecodeBackend for T`";
 
 impl Place {
-    /// Reads the item, or reports why the attribute cannot be on it. In that case the result is the
-    /// rest of the item, or nothing if the compiler would report the same fault again.
+    /// Reads the item, or reports why it cannot have the attribute. In that case the function
+    /// returns the rest of the item, or nothing if the compiler would report the same fault again.
     pub(crate) fn parse(item: TokenStream, errors: &mut Errors) -> Result<Self, TokenStream> {
         let head = match Head::parse.parse2(item.clone()) {
             Ok(head) => head,
@@ -75,8 +75,8 @@ impl Place {
         }
     }
 
-    /// The type's name in upper snake case, or `None` where the type has no name of its own: it is
-    /// no path, or one of several instances of a generic type.
+    /// The type's name in upper snake case. `None` if the type has no name of its own: it is no
+    /// path, or one of several instances of a generic type.
     pub(crate) fn default_name(&self) -> Option<String> {
         let mut ty = &self.self_type;
         while let Type::Group(group) = ty {
@@ -89,7 +89,7 @@ impl Place {
         named.then(|| name.trim_start_matches("r#").to_shouty_snake_case())
     }
 
-    // Writes `'static` for these lifetimes, and for those that the type elides.
+    // Replaces these lifetimes, and those that the type elides, by `'static`.
     fn give_static(&mut self, mut lifetimes: Vec<String>) {
         let span = self.body.span();
         let stream = with_static(self.body.stream(), &lifetimes);
@@ -100,7 +100,7 @@ impl Place {
         self.self_type = syn::parse2(ty.clone()).unwrap_or(Type::Verbatim(ty));
     }
 
-    /// Reports the constants that the attribute writes, where they are written by hand as well.
+    /// Reports constants that the author wrote although the attribute writes them.
     pub(crate) fn check_body(&self, errors: &mut Errors) {
         for constant in ["SPEC", "ENTRY", "KERNELS"] {
             if let Some((ident, _)) = self.constant(constant) {
@@ -120,9 +120,9 @@ impl Place {
         }
     }
 
-    /// `Some` if the body has no spec of its own in some builds: in every build (an empty
-    /// condition), or in those that do not meet all of its `#[cfg(…)]`. `None` if it always has
-    /// one.
+    /// Returns `Some` if the body lacks a spec of its own in some builds. An empty condition means
+    /// every build. Otherwise it means the builds that do not meet all of the spec's `#[cfg(…)]`.
+    /// Returns `None` if the body always has a spec.
     pub(crate) fn misses_spec(&self) -> Option<Option<TokenStream>> {
         match self.constant("SPEC") {
             None => Some(None),
@@ -131,7 +131,7 @@ impl Place {
         }
     }
 
-    // The constant of this name, and what its `#[cfg(…)]` ask for.
+    // The constant of this name, and the conditions of its `#[cfg(…)]`.
     fn constant(&self, name: &str) -> Option<(Ident, Vec<TokenStream>)> {
         let tokens: Vec<TokenTree> = self.body.stream().into_iter().collect();
         let at = tokens.windows(2).position(|pair| {
@@ -158,7 +158,8 @@ impl Place {
     }
 }
 
-// True if the arguments of a type's name leave one type, whose own name it is.
+// Returns true if the arguments after a type's name can only mean one type, so that the name is
+// unique.
 fn has_one_instance(arguments: &PathArguments) -> bool {
     match arguments {
         PathArguments::None => true,
@@ -169,7 +170,7 @@ fn has_one_instance(arguments: &PathArguments) -> bool {
     }
 }
 
-// An item up to where it is known what it is.
+// The beginning of an item, up to where its kind is known.
 enum Head {
     Impl(Box<ImplBlock>),
     Other { span: Span, what: String },
@@ -181,7 +182,7 @@ struct ImplBlock {
     unsafety: Option<Token![unsafe]>,
     generics: Generics,
     negative: Option<Token![!]>,
-    // The trait where there is one, else the type.
+    // The trait if the block has one, and otherwise the type.
     first: Type,
     self_type: Option<Type>,
     impl_span: Span,
@@ -238,7 +239,7 @@ impl Parse for Head {
     }
 }
 
-// The kind of an item without `impl`, by its first keyword.
+// The kind of an item without `impl`, from its first keyword.
 fn item_name(tokens: &[TokenTree]) -> String {
     const KEYWORDS: [&str; 12] = [
         "struct",
@@ -268,7 +269,7 @@ fn item_name(tokens: &[TokenTree]) -> String {
 #[derive(PartialEq)]
 enum Parameters {
     None,
-    /// Lifetimes alone, by their names; those that are elided have none.
+    /// Only lifetimes, by their names. Elided lifetimes have no name.
     Lifetimes(Vec<String>),
     Types,
 }
@@ -310,7 +311,7 @@ impl ImplBlock {
             generic: parameters == Parameters::Types,
             body: self.body,
         };
-        // Reported faults are mended, so that the compiler does not report it again.
+        // Reported faults are corrected, so that the compiler does not report them again.
         if !errors.is_empty() {
             let mut clause = self.generics.where_clause.to_token_stream();
             if let Parameters::Lifetimes(names) = parameters {
@@ -323,7 +324,8 @@ impl ImplBlock {
         Ok(place)
     }
 
-    /// The phase, and the trait: as it was written, or as it was meant.
+    /// Returns the phase and the trait. The trait is the written one, or the one that was probably
+    /// meant.
     fn implemented(
         &self,
         self_type: &Type,
@@ -342,7 +344,8 @@ impl ImplBlock {
         })
     }
 
-    /// Reports parameters, which an entry cannot have, and says which there are.
+    /// Reports parameters, because an entry cannot have any. Returns which kind of parameters there
+    /// are.
     fn check_parameters(&self, self_type: &Type, errors: &mut Errors) -> Parameters {
         let lifetimes = "an entry is one type that borrows nothing: write `'static`, as in \
                          `impl DecodeBackend for Flash<'static>`";
@@ -373,7 +376,7 @@ impl ImplBlock {
         parameters
     }
 
-    /// The trait under another name: the one whose function the body has.
+    /// The trait that was written under another name, recognised by a function in the body.
     fn trait_of_body(&self) -> Option<(Phase, Type)> {
         let tokens: Vec<TokenTree> = self.body.stream().into_iter().collect();
         let has = |name: &str| {
@@ -406,7 +409,7 @@ fn names_a_trait(ty: &Type) -> bool {
     phase(ungrouped(ty)).is_some()
 }
 
-// The trait whose name is nearly this one, in its place.
+// The trait whose name is almost the written one.
 fn nearest_trait(implemented: &Type) -> Option<(Phase, Type)> {
     let name = trait_name(implemented)?;
     let meant = nearest(&name.to_string(), PHASES.map(Phase::backend))?;
@@ -442,7 +445,7 @@ fn trait_name(ty: &Type) -> Option<Ident> {
     }
 }
 
-// The first lifetime that is not written out: `'_`, or `&` without one.
+// The first elided lifetime: `'_`, or `&` without a lifetime.
 fn elided(ty: &Type) -> Option<Span> {
     let tokens: Vec<TokenTree> = ty.to_token_stream().into_iter().collect();
     (0..tokens.len()).find_map(|at| {
@@ -461,8 +464,8 @@ fn is_tick(token: Option<&TokenTree>) -> bool {
     matches!(token, Some(TokenTree::Punct(mark)) if mark.as_char() == '\'')
 }
 
-// The tokens with `'static` for these lifetimes, and behind each `&` without one if `_` is among
-// them.
+// Replaces these lifetimes by `'static`. If `_` is among them, also adds `'static` after each `&`
+// without a lifetime.
 fn with_static(tokens: TokenStream, lifetimes: &[String]) -> TokenStream {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let is_given = |name: &Ident| lifetimes.iter().any(|it| name == it);
@@ -495,7 +498,7 @@ fn last(path: &Path) -> Option<Ident> {
     path.segments.last().map(|segment| segment.ident.clone())
 }
 
-/// Tokens as an author would space them.
+/// Writes tokens with the spaces that an author would use.
 pub(crate) fn compact(tokens: &impl ToTokens) -> String {
     let mut text = tokens.to_token_stream().to_string();
     for (spaced, close) in [

@@ -9,13 +9,13 @@ use crate::number;
 /// The runtime's `Priority`.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Priority {
-    /// The first that matches decides.
+    /// The first set that contains the capability decides.
     pub(crate) by_capability: Vec<(Capabilities, i32)>,
-    /// The priority if none matches.
+    /// The priority if no set contains the capability.
     pub(crate) otherwise: Option<i32>,
 }
 
-/// The value of `priority`.
+/// Reads the value of `priority`.
 pub(crate) fn parse(text: &str, faults: &mut Vec<Fault>) -> Priority {
     let accepted = key::PRIORITY.accepted;
     if let Some(everywhere) = integer(text.trim_matches(' ')) {
@@ -61,7 +61,7 @@ fn add(priority: &mut Priority, element: Element<'_>) -> Result<(), Fault> {
     Ok(())
 }
 
-/// A priority and the capabilities that have it: `None` for `*`.
+/// Reads a priority and its set of capabilities, which is `None` for `*`.
 fn read(element: &Element<'_>) -> Result<(Option<Capabilities>, i32), Fault> {
     let accepted = key::PRIORITY.accepted;
     let fault = element.fault(accepted);
@@ -102,7 +102,7 @@ fn integer(text: &str) -> Option<i32> {
     }
 }
 
-/// The priorities on capabilities that are not among `sm`.
+/// The faults of priorities for capabilities that `sm` does not contain.
 pub(crate) fn outside(priority: &Priority, sm: &[Capabilities]) -> Vec<Fault> {
     if sm == [Capabilities::Any] && !priority.by_capability.is_empty() {
         let fault = Fault::new("one per capability beside `sm = \"any\"`", "an integer");

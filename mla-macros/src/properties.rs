@@ -1,4 +1,4 @@
-//! Nothing that can stand in an attribute makes the macro panic, and what it accepts it means.
+//! Property tests: no arguments make the macro panic, and accepted values keep their meaning.
 
 use proc_macro2::{Ident, Literal, Span, TokenStream, TokenTree};
 use proptest::prelude::*;
@@ -18,7 +18,7 @@ fn decode_block() -> TokenStream {
     quote! { impl DecodeBackend for Flash {} }
 }
 
-// A block that has the key.
+// A block that may have the key.
 fn block_for(key: &Key) -> TokenStream {
     match key.only {
         Some(Phase::Prefill) => quote! { impl PrefillBackend for Flash {} },
@@ -26,7 +26,7 @@ fn block_for(key: &Key) -> TokenStream {
     }
 }
 
-// The errors of a use on such a block.
+// The errors of a use of the attribute on such a block.
 fn errors(key: &Key, arguments: TokenStream) -> Vec<String> {
     let mut errors = Errors::default();
     let arguments = Arguments::parse(arguments, &mut errors);
@@ -35,7 +35,7 @@ fn errors(key: &Key, arguments: TokenStream) -> Vec<String> {
     errors.texts().into_iter().map(str::to_owned).collect()
 }
 
-// Anything, and things that are nearly right.
+// Arbitrary texts, and texts that are almost right.
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![
         any::<String>(),
@@ -45,7 +45,7 @@ fn text() -> impl Strategy<Value = String> {
     ]
 }
 
-// Values without their quotes, in brackets, as sums and ranges.
+// Values without their quotes, in brackets, and as sums and ranges.
 fn hinted() -> impl Strategy<Value = TokenStream> {
     let texts = vec![
         "[90, 100]",
@@ -119,7 +119,7 @@ proptest! {
         expand(arguments, item.into_iter().collect());
     }
 
-    // A recommendation in a hint is never itself an error.
+    // A value that a hint recommends is never an error.
     #[test]
     fn hints_are_accepted(index in 0..KEYS.len(), value in hinted()) {
         let key = Ident::new(KEYS[index].name, Span::call_site());
@@ -128,7 +128,7 @@ proptest! {
         for message in found.texts() {
             let Some((_, meant)) = message.rsplit_once("write `") else { continue };
             let (meant, _) = meant.split_once('`').expect("it ends");
-            // A sentence may recommend another key, or a constant beside it.
+            // A sentence may recommend another key, or a constant with it.
             if !meant.starts_with(KEYS[index].name) { continue }
             let meant: TokenStream = meant.parse().unwrap();
             let mut errors = Errors::default();
@@ -210,7 +210,7 @@ fn table_examples_are_accepted() {
     for key in KEYS {
         let example: TokenStream = key.example.parse().expect("an example is tokens");
         let name = Ident::new(key.name, Span::call_site());
-        // Some examples need other keys beside them.
+        // Some examples need other keys as well.
         let beside = match key.name {
             "sm" => quote!(dtypes = "bf16"),
             "compiled" | "feature" => quote!(sm = "90", dtypes = "bf16"),
@@ -238,7 +238,7 @@ fn defaults_match_the_table() {
             continue;
         };
         let value: TokenStream = match key.name {
-            // Described in words.
+            // These defaults are described in words.
             "kv" | "name" | "feature" | "provider" => continue,
             _ if key.form == Form::Flag => default.parse().expect("a flag is a token"),
             _ => quote!(#default),

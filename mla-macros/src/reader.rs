@@ -1,4 +1,4 @@
-//! Reads a spec from the arguments: each key's value or default, and what is wrong with them.
+//! Reads a spec from the arguments: each key's value or default, and the faults of these.
 
 use syn::spanned::Spanned;
 
@@ -19,8 +19,8 @@ use crate::vocabulary::{self, Name};
 /// (P, R, V) of DeepSeek-R1.
 const R1: [u32; 3] = [128, 64, 128];
 
-/// Reads every key and reports what is wrong with each, and with them together. Without a
-/// place, which is an error already, only the keys themselves can be wrong.
+/// Reads every key, and reports the faults of each value and of combinations. A missing place is
+/// already an error; then only the keys themselves are checked.
 pub(crate) fn read(arguments: &Arguments, place: Option<&Place>, errors: &mut Errors) -> Spec {
     let phase = place.map(|place| place.phase);
     check_presence(arguments, phase, errors);
@@ -39,7 +39,7 @@ pub(crate) fn read(arguments: &Arguments, place: Option<&Place>, errors: &mut Er
     spec
 }
 
-// Keys that are missing, that the phase does not have, or that stand beside another.
+// Reports keys that are missing, that the phase does not have, or that exclude each other.
 fn check_presence(arguments: &Arguments, phase: Option<Phase>, errors: &mut Errors) {
     let mut report = |key: &Key, given: &str, accepted: &str, hint: &str| {
         let fault = Fault::new(given, accepted).hint(hint);
@@ -66,7 +66,7 @@ fn check_presence(arguments: &Arguments, phase: Option<Phase>, errors: &mut Erro
             );
         }
     }
-    // `sm = "compiled"` takes what another key lists, and needs it always.
+    // `sm = "compiled"` always needs the targets that another key lists.
     if arguments
         .text(&key::SM)
         .is_some_and(capability::is_compiled)
@@ -134,7 +134,7 @@ fn default_name(place: &Place, errors: &mut Errors) -> String {
 struct Reader<'a> {
     arguments: &'a Arguments,
     errors: &'a mut Errors,
-    // Keys whose values were reported: what contradicts them would only be noise.
+    // Keys whose values were reported. Contradictions with these values are not reported.
     faulty: Vec<Key>,
 }
 
@@ -190,8 +190,8 @@ impl Reader<'_> {
         }
     }
 
-    // Cargo never turns on a feature that the package does not have: the backend would be absent
-    // from every build.
+    // Checks that the package has the features. Cargo never turns on a feature that the package
+    // lacks, so the backend would be absent from every build.
     fn features_of_cargo(&mut self) -> Vec<String> {
         let mut features = self.text(&key::FEATURE, value::feature);
         let (declared, span) = (cargo::features(), self.arguments.span(&key::FEATURE));
@@ -204,7 +204,7 @@ impl Reader<'_> {
         features
     }
 
-    // An unquantised cache holds the dtype, under the dtype's own name and variant.
+    // An unquantised cache has the dtype of the queries, and the same name and variant.
     fn kv(&mut self, dtypes: &[Name]) -> Vec<Name> {
         match self.arguments.text(&key::KV) {
             Some(_) => self.names(&key::KV, vocabulary::KV_FORMATS),
@@ -225,8 +225,8 @@ impl Reader<'_> {
         !self.faulty.contains(key) && self.arguments.reads_well(key)
     }
 
-    /// Applies `parse` to the key's text or to its default. A key that must be given and was not is
-    /// an error already: then its example takes its place.
+    /// Applies `parse` to the key's text or to its default. If a required key is missing, that is
+    /// already an error. Its example is then used instead.
     fn text<T>(&mut self, key: &Key, parse: impl FnOnce(&str, &mut Vec<Fault>) -> T) -> T {
         let example = key.example.trim_matches('"');
         self.text_or(key, key.default.unwrap_or(example), parse)

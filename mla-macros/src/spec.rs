@@ -1,5 +1,5 @@
-//! The backend's properties from the arguments: the runtime's `BackendSpec`, with defaults filled
-//! in.
+//! The backend's properties from the arguments. They match the runtime's `BackendSpec`, with all
+//! defaults filled in.
 
 use syn::Path;
 
@@ -9,19 +9,19 @@ use crate::place::Phase;
 use crate::priority::Priority;
 use crate::vocabulary::Name;
 
-/// Every field as the expansion writes it, except the platform, which is the device's.
+/// The fields that the expansion writes. Only the platform is missing, because the device gives it.
 pub(crate) struct Spec {
     pub(crate) name: String,
-    /// `None`: the package's name, which the compiler knows.
+    /// `None` means the name of the package. The compiler knows it.
     pub(crate) provider: Option<String>,
     pub(crate) phase: Phase,
-    /// `None`: whatever the kernels are compiled for.
+    /// `None` means the targets that the kernels are compiled for.
     pub(crate) sm: Option<Vec<Capabilities>>,
-    /// The constants with the targets of each family; none where the key is not given.
+    /// The constants with the targets of each family; empty if the key is not given.
     pub(crate) compiled: Vec<Path>,
-    /// The Cargo features, any of which compiles it; none where it is always compiled.
+    /// The Cargo features. Any of them compiles the backend. Empty if it is always compiled.
     pub(crate) features_of_cargo: Vec<String>,
-    /// The table of the GPUs that its tests passed on.
+    /// The table of the GPUs on which its tests passed.
     pub(crate) run_on: Option<Path>,
     pub(crate) dtypes: Vec<Name>,
     pub(crate) dims: Option<Vec<[u32; 3]>>,
@@ -30,7 +30,7 @@ pub(crate) struct Spec {
     pub(crate) kv: Vec<Name>,
     pub(crate) page_sizes: PageSizes,
     pub(crate) query_len: Name,
-    /// `None`: any number.
+    /// `None` means any number.
     pub(crate) max_query_len: Option<u32>,
     pub(crate) query_format: Name,
     pub(crate) key_layout: Name,
@@ -42,7 +42,7 @@ pub(crate) struct Spec {
     pub(crate) lse_precision: Name,
     pub(crate) quant_output: bool,
     pub(crate) sparse: Name,
-    /// `None`: any number.
+    /// `None` means any number.
     pub(crate) max_list_width: Option<u32>,
     pub(crate) features: Vec<Name>,
     pub(crate) priority: Priority,

@@ -1,20 +1,20 @@
-//! Names and values from elsewhere, and what they mean here: the tables behind the hints.
+//! Names and values of other libraries, with their meaning here. Hints use these tables.
 
 use std::borrow::Cow;
 
 use crate::key::{self, Key};
 
-/// The meaning of a text that a key does not take.
+/// The meaning of a text that a key does not accept.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Meant {
-    /// This value.
+    /// This value of the key.
     Value(Cow<'static, str>),
-    /// No value of this key: a sentence says the way out.
+    /// No value of this key; the sentence says what to do instead.
     Advice(Cow<'static, str>),
 }
 
-/// Texts from elsewhere with spaces between, in lower case and with `_` for `-`, and what each
-/// means.
+/// Texts with one meaning, and that meaning. The texts are in lower case, separated by spaces, with
+/// `_` for `-`.
 type Synonym = (&'static str, Meant);
 
 const fn to(value: &'static str) -> Meant {
@@ -25,14 +25,15 @@ const fn say(sentence: &'static str) -> Meant {
     Meant::Advice(Cow::Borrowed(sentence))
 }
 
-/// Texts, `to` and the value that they mean, or `say` and a sentence on the way out.
+/// Writes a table. Each row has texts, and then either `to` with the value they mean or `say` with
+/// advice.
 macro_rules! synonyms {
     ({ $($texts:literal $what:ident $meant:literal)* }) => { &[$(($texts, $what($meant))),*] };
 }
 
 macro_rules! values {
     ($([$($key:ident),+] $synonyms:tt)*) => {
-        /// The table of each key that has one.
+        /// The tables of all keys that have one.
         pub(crate) const VALUES: &[(Key, &[Synonym])] =
             &[$($((key::$key, synonyms!($synonyms)),)+)*];
     };
@@ -151,8 +152,8 @@ values! {
     }
 }
 
-/// Keys from elsewhere, and the key that is meant. Without a value the name alone is another; with
-/// one, it says the value too.
+/// Keys of other libraries, and the key that is meant. A row with only a key gives another name of
+/// it. A row with a value also sets that value.
 const KEYS_FROM_ELSEWHERE: &[Synonym] = synonyms!({
     "arch archs capability capabilities compute_capability cc gpu gpus sms min_sm compute \
      cuda_arch target_arch device platform" to "sm"
@@ -187,17 +188,17 @@ const KEYS_FROM_ELSEWHERE: &[Synonym] = synonyms!({
     "phase" say "the trait says the phase: leave the key out"
 });
 
-/// The prefixes by which names say that something can be done.
+/// The prefixes of names that say that something can be done.
 const PREFIXES: [&str; 5] = ["supports_", "has_", "with_", "is_", "use_"];
 
-// Writes a text in lower case, without quotes and spaces, and with one kind of dash.
+// Normalises a text: lower case, no quotes or spaces, and only one kind of dash.
 fn normal(text: &str) -> String {
     text.to_lowercase()
         .replace(['"', ' '], "")
         .replace('-', "_")
 }
 
-/// The meaning of a value in the tables.
+/// The meaning of a value, from the tables.
 pub(crate) fn of_value(key: &Key, text: &str) -> Option<Meant> {
     let (plain, normal) = (text.trim().to_lowercase(), normal(text));
     let (_, table) = VALUES.iter().find(|(other, _)| other == key)?;
@@ -206,8 +207,8 @@ pub(crate) fn of_value(key: &Key, text: &str) -> Option<Meant> {
     Some(meant.clone())
 }
 
-/// The meaning of a key in the tables: the key, if it is one, and its name or a sentence with its
-/// value.
+/// The meaning of a key, from the tables. The result has the key, if there is one, and either its
+/// name or a sentence with its value.
 pub(crate) fn of_key(name: &str) -> Option<(Option<Key>, Meant)> {
     let name = normal(name);
     let mut foreign = KEYS_FROM_ELSEWHERE.iter();
@@ -225,7 +226,7 @@ pub(crate) fn of_key(name: &str) -> Option<(Option<Key>, Meant)> {
     values.find_map(|key| of_value_as_key(key, stem))
 }
 
-// The name of a value, as if it were a key.
+// The meaning of a value's name that was written as a key.
 fn of_value_as_key(key: Key, name: &str) -> Option<(Option<Key>, Meant)> {
     let value = match of_value(&key, name) {
         Some(Meant::Value(value)) => value,

@@ -6,8 +6,8 @@ use crate::place::Phase;
 use crate::spec::Spec;
 use crate::vocabulary::Name;
 
-/// The spec as a table of two columns. It is in two parts, before and behind the provider, since
-/// only the compiler knows the default provider.
+/// The spec as a table of two columns, in two parts. The provider goes between them, because only
+/// the compiler knows the default provider.
 pub(crate) fn markdown(spec: &Spec) -> [String; 2] {
     let yes_or_no = |yes| if yes { "yes" } else { "no" }.to_owned();
     let dims = |[p, r, v]: [u32; 3]| format!("({p},{r},{v})");
@@ -48,7 +48,8 @@ pub(crate) fn markdown(spec: &Spec) -> [String; 2] {
     if !spec.features_of_cargo.is_empty() {
         rows.push(("Cargo feature", spec.features_of_cargo.join(" or ")));
     }
-    // An empty line first: the author's own documentation may stand before the table.
+    // The text begins with an empty line, because the author's own documentation may precede the
+    // table.
     let head = format!("\n| backend | `{}` |\n|---|---|", spec.name);
     let rows = rows
         .iter()
@@ -143,7 +144,7 @@ fn priority(spec: &Spec) -> String {
     parts.join(", ")
 }
 
-// The notation of capabilities of the command line and of reasons.
+// Writes capabilities with a dot, as the command line and reasons do.
 fn dotted(set: Capabilities) -> String {
     match set {
         Capabilities::Any => "any".to_owned(),

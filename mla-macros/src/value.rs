@@ -1,4 +1,4 @@
-//! Values that are texts, which values a key takes, and which is meant where it takes none.
+//! Values that are texts: the values that a key accepts, and the probable meaning of other texts.
 
 use heck::ToShoutySnakeCase;
 
@@ -12,10 +12,11 @@ use crate::priority;
 use crate::synonym::{self, Meant};
 use crate::vocabulary;
 
-/// Words that stand for backends of any name, as in `--decode all`.
+/// Words that stand for backends of any name, as in `--decode all`. No backend may have them as its
+/// name.
 const RESERVED_NAMES: &[&str] = &["ALL", "AUTO"];
 
-/// The value of `name`.
+/// Reads the value of `name`.
 pub(crate) fn name(text: &str, faults: &mut Vec<Fault>) -> String {
     if let Some(fault) = reserved(text) {
         faults.push(fault);
@@ -25,14 +26,15 @@ pub(crate) fn name(text: &str, faults: &mut Vec<Fault>) -> String {
     text.to_owned()
 }
 
-/// The fault of a name that stands for something else.
+/// The fault of a name that is reserved.
 pub(crate) fn reserved(name: &str) -> Option<Fault> {
     let given = format!("{}, which stands for backends of any name", quoted(name));
     let is_reserved = RESERVED_NAMES.contains(&name);
     is_reserved.then(|| Fault::new(given, key::NAME.accepted).hint("write the name of one"))
 }
 
-/// True if a text has only capitals, digits and single underscores, like the names of backends.
+/// Returns true if a text has only upper-case letters, digits and single underscores, like the
+/// names of backends.
 pub(crate) fn is_upper_snake(text: &str) -> bool {
     let fits = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit();
     text.starts_with(|c: char| c.is_ascii_uppercase())
@@ -41,7 +43,7 @@ pub(crate) fn is_upper_snake(text: &str) -> bool {
             .all(|word| !word.is_empty() && word.chars().all(fits))
 }
 
-/// The value of `feature`.
+/// Reads the value of `feature`.
 pub(crate) fn feature(text: &str, faults: &mut Vec<Fault>) -> Vec<String> {
     let accepted = key::FEATURE.accepted;
     list::distinct(text, accepted, faults, |element| {
@@ -55,7 +57,7 @@ pub(crate) fn feature(text: &str, faults: &mut Vec<Fault>) -> Vec<String> {
 }
 
 /// The fault of a feature that is not in `declared`, the package's features. If the package has no
-/// features, this is a fault only if the text was meant for another key: otherwise the compiler
+/// features, this is a fault only if the text was meant for another key. Otherwise the compiler
 /// itself warns.
 pub(crate) fn undeclared(feature: &String, declared: &[String]) -> Option<Fault> {
     if declared.contains(feature) {
@@ -75,7 +77,7 @@ pub(crate) fn undeclared(feature: &String, declared: &[String]) -> Option<Fault>
     (!declared.is_empty()).then(|| fault.meant(meant))
 }
 
-/// The value of `provider`.
+/// Reads the value of `provider`.
 pub(crate) fn provider(text: &str, faults: &mut Vec<Fault>) -> String {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if text.is_empty() || !text.bytes().all(fits) {
@@ -84,7 +86,7 @@ pub(crate) fn provider(text: &str, faults: &mut Vec<Fault>) -> String {
     text.to_owned()
 }
 
-/// True if `text` is a value that `key` takes, so that a hint does not recommend an error.
+/// Returns true if `key` accepts `text`. A hint must not recommend a value that is an error.
 pub(crate) fn accepts(key: &Key, text: &str) -> bool {
     let names = key::names(key);
     let mut faults = Vec::new();
@@ -110,13 +112,13 @@ pub(crate) fn accepts(key: &Key, text: &str) -> bool {
     faults.is_empty()
 }
 
-/// A fault of a value with a hint, where one is known.
+/// Adds a hint to the fault of a value, if one is known.
 pub(crate) fn explained(key: &Key, whole: &str, fault: Fault) -> Fault {
     let (None, Some(text)) = (&fault.hint, &fault.text) else {
         return fault;
     };
     match meant(key, text) {
-        // An element of a list may mean a value that stands alone.
+        // An element of a list may mean a value that is accepted only alone.
         Some(Meant::Value(value)) if text != whole.trim_matches(' ') && is_alone(key, &value) => {
             fault.hint(format!("`{value}` stands alone"))
         }
@@ -137,7 +139,7 @@ fn is_alone(key: &Key, value: &str) -> bool {
     value == "any" || matches!(*key, key::HEADS if value.contains("..")) || value.starts_with('x')
 }
 
-/// The meaning of a text that `key` does not take.
+/// The meaning of a text that `key` does not accept.
 pub(crate) fn meant(key: &Key, text: &str) -> Option<Meant> {
     let value = |value: String| Meant::Value(value.into());
     let accepted = |text: String| accepts(key, &text).then_some(text);
@@ -151,7 +153,7 @@ pub(crate) fn meant(key: &Key, text: &str) -> Option<Meant> {
         })
 }
 
-// The meaning of the form of a text, key by key.
+// The meaning of a text from its form, key by key.
 fn spelled(key: &Key, text: &str) -> Option<Meant> {
     let meant = match *key {
         key::SM => capability::meant(text).map(|set| Meant::Value(set.to_string().into())),
@@ -173,7 +175,7 @@ fn spelled(key: &Key, text: &str) -> Option<Meant> {
     })
 }
 
-// The text with `|` where other separators stand.
+// Replaces other separators by `|`.
 fn with_separators(text: &str) -> Option<String> {
     let words = text.split(|c: char| c.is_whitespace() || ";/&|,".contains(c));
     let words: Vec<_> = words
@@ -182,7 +184,7 @@ fn with_separators(text: &str) -> Option<String> {
     (words.len() > 1).then(|| words.join("|"))
 }
 
-/// A value that `key` takes and that is meant by `text`, in which each element may be meant.
+/// An accepted value that `text` probably means. Each element may be corrected.
 pub(crate) fn mended(key: &Key, text: &str) -> Option<Meant> {
     if accepts(key, text) {
         return Some(Meant::Value(text.to_owned().into()));
@@ -254,7 +256,7 @@ mod tests {
             Some("did you mean `sm90`?")
         );
         assert_eq!(hint("fast", &["sm80"]).as_deref(), Some(""));
-        // A package without features: the compiler was perhaps not told.
+        // The package has no features. The compiler may not have been told about them.
         assert_eq!(hint("sm90", &[]), None);
         let other_key = "what a backend can do is another key: write `features = \"sinks\"`";
         assert_eq!(hint("sinks", &[]).as_deref(), Some(other_key));

@@ -1,9 +1,9 @@
-//! The names that stand for variants of the runtime's enums.
+//! The names for variants of the runtime's enums.
 //!
-//! A test of the runtime compares these tables with the enums themselves: a variant that is added
-//! there and not here fails it. A cache format does not even compile.
+//! A test of the runtime compares these tables with the enums. It fails if a variant is missing
+//! here. A missing cache format is even a compile error.
 
-/// A name as it stands in an attribute, and the variant it means.
+/// A name in an attribute, and its variant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Name {
     pub(crate) text: &'static str,
@@ -27,11 +27,11 @@ pub(crate) const KV_FORMATS: &[Name] = &[
     name("fp8_per_token", "Fp8PerToken"),
 ];
 
-/// `spec::QueryLen`, each level including the ones before it.
+/// `spec::QueryLen`. Each level includes the levels before it.
 pub(crate) const QUERY_LENS: &[Name] =
     &[name("single", "Single"), name("uniform", "Uniform"), RAGGED];
 
-/// Any number of query tokens for each request: what prefill always is.
+/// Any number of query tokens for each request. Prefill is always ragged.
 pub(crate) const RAGGED: Name = name("ragged", "Ragged");
 
 /// `spec::QueryFormat`.
@@ -41,7 +41,7 @@ pub(crate) const QUERY_FORMATS: &[Name] =
 /// `spec::KeyLayout`.
 pub(crate) const KEY_LAYOUTS: &[Name] = &[name("packed", "Packed"), name("split", "Split")];
 
-/// `spec::GraphSupport`, each level including the ones before it.
+/// `spec::GraphSupport`. Each level includes the levels before it.
 pub(crate) const GRAPHS: &[Name] = &[
     name("never", "Never"),
     name("single_token", "SingleToken"),

@@ -1,25 +1,25 @@
-//! A request of a batch, by its lengths.
+//! The lengths of one request in a batch.
 
 use serde::Serialize;
 
-/// One request of a batch: its new tokens, and all tokens it attends to.
+/// One request of a batch: the number of its new tokens, and of all tokens that they attend to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Request {
-    /// The query length: how many tokens are new.
+    /// The query length: the number of new tokens.
     pub q: u32,
     /// The kv length: the cached context and the new tokens.
     pub kv: u32,
 }
 
 impl Request {
-    /// A request of `q` new tokens, the last of `kv` tokens in all. A kv of 0 makes padding of it.
+    /// A request of `kv` tokens, the last `q` of them new. A `kv` of 0 makes it padding.
     pub const fn new(q: u32, kv: u32) -> Self {
         Self { q, kv }
     }
 
-    /// Returns true if it only fills a batch up: it has no tokens in the cache, and its new ones,
-    /// if there are any, attend to nothing.
+    /// Returns true if the request only pads the batch: it has no tokens in the cache. Its new
+    /// tokens, if it has any, attend to nothing.
     pub const fn is_padding(self) -> bool {
         self.kv == 0
     }

@@ -1,4 +1,4 @@
-//! Errors of preparing and enqueuing work.
+//! Errors of preparing and enqueuing work on a device.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,17 +7,17 @@ use std::fmt;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument that does not fit. Nothing was enqueued, unless the function says otherwise.
+    /// An argument does not fit. Nothing was enqueued, unless the function says otherwise.
     #[error("{field}: given {given}, accepted {accepted}")]
     Argument {
-        /// The argument, or the part of one, with an index if it is a list: `context_lens[3]`.
+        /// The argument, or a part of it. An element of a list has its index: `context_lens[3]`.
         field: Cow<'static, str>,
         /// The value that was passed.
         given: String,
-        /// The values that would have been taken.
+        /// The values that would have been accepted.
         accepted: String,
     },
-    /// A derived quantity exceeds the integers it is counted in.
+    /// A computed quantity exceeds the integer type that holds it.
     #[error("{quantity}: given more than fits, accepted at most {limit}")]
     Overflow {
         /// The quantity that was computed.
@@ -25,7 +25,7 @@ pub enum Error {
         /// The largest value it may have.
         limit: u64,
     },
-    /// Not even the smallest plan fits into the memory given.
+    /// Not even the smallest plan fits into the given memory.
     #[error("bytes: given {given}, accepted at least {needed}, for {smallest}")]
     DoesNotFit {
         /// The bytes given.
@@ -35,7 +35,7 @@ pub enum Error {
         /// A description of the smallest plan.
         smallest: String,
     },
-    /// The device has not as much memory left: what a cache or a workspace can be made smaller for.
+    /// The device has too little free memory. A smaller cache or workspace may fit.
     #[error(
         "memory: given a need of {bytes} bytes on {device}, accepted {}",
         accepted_bytes(*.free)
@@ -55,7 +55,7 @@ pub enum Error {
         device: &'static str,
         /// The operation that was attempted.
         operation: &'static str,
-        /// The device's own words.
+        /// The device's own error message.
         message: String,
     },
 }
@@ -80,7 +80,7 @@ impl Error {
         }
     }
 
-    /// An overflow of a 64-bit quantity.
+    /// The error for a quantity that exceeds 64 bits.
     pub(crate) const fn overflow(quantity: &'static str) -> Self {
         Self::Overflow {
             quantity,
@@ -88,8 +88,8 @@ impl Error {
         }
     }
 
-    /// The error of a part of argument `name`: an [`Error::Argument`] then has this name, and what
-    /// was given says which part. Every other error is as it was.
+    /// Names the argument that the error is about. An [`Error::Argument`] gets `name` as its field,
+    /// and its old field moves into the text of what was given. Every other error stays unchanged.
     #[must_use]
     pub fn named(self, name: &'static str) -> Self {
         match self {
@@ -107,11 +107,11 @@ impl Error {
     }
 }
 
-/// The result of most functions here.
+/// The result type of most functions in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Names the argument that an error is about: a view is made without a name, and an error uses the
-/// name that is given here.
+/// Names the argument that an error is about. Constructors of views know no argument names, so the
+/// caller of a constructor adds the name.
 ///
 /// ```
 /// # use mla_cpu::Cpu;
@@ -127,7 +127,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// );
 /// ```
 pub trait Named {
-    /// The same result; [`Error::named`] is applied to an error.
+    /// The same result, with [`Error::named`] applied to an error.
     #[must_use]
     fn named(self, name: &'static str) -> Self;
 }

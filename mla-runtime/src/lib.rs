@@ -1,18 +1,19 @@
-//! Selection, planning and the layer of Multi-head Latent Attention (MLA), for any device.
+//! Backend selection, step planning and the layer of Multi-head Latent Attention (MLA), for any
+//! device.
 //!
-//! This crate knows no kernel and no GPU. Backends come from other crates: `mla-kernels` has those
-//! for NVIDIA GPUs and re-exports this crate as `mla_kernels::runtime`, `mla-cpu` has those of the
-//! processor. An engine depends on `mla-kernels`, whose first page is the guide with a whole
-//! program; a crate with kernels of its own depends on this one.
+//! This crate contains no kernels and no GPU code. Backends come from other crates: `mla-kernels`
+//! has the backends for NVIDIA GPUs and re-exports this crate as `mla_kernels::runtime`; `mla-cpu`
+//! has the backends for processors. An engine depends on `mla-kernels`. The first page of that
+//! crate is the guide, with a whole program. A crate with kernels of its own depends on this crate.
 //!
 //! # Where to look
 //!
 //! | to | see |
 //! |---|---|
 //! | read a model's configuration | [`model`] |
-//! | say what is to be computed | [`spec::Problem`], [`backend::LayerConfig`] |
-//! | choose backends, and read why | [`select`] |
-//! | choose them by types, in the compiler | [`dispatch`] |
+//! | describe the computation | [`spec::Problem`], [`backend::LayerConfig`] |
+//! | choose backends, with the reasons | [`select`] |
+//! | choose backends by type, at compile time | [`dispatch`] |
 //! | run attention | [`layer::MlaLayer`] |
 //! | describe a batch; plan its memory | [`batch`]; [`plan`] |
 //! | choose the tokens that sparse attention reads | [`indexer`] |
@@ -22,11 +23,13 @@
 //!
 //! # Letters in shapes
 //!
-//! Shapes are written with the slowest axis first. L is the width of the latent, P of a head's part
-//! without rotary embedding, R of its rotary part, V of its value ([`model::MlaDims`]). H is the
-//! number of query heads, T of a step's new tokens, B of requests. A cache row has L + R values.
+//! Shapes are written with the slowest axis first. L is the width of the latent. P, R and V are
+//! widths of one head: P of its key part without rotary embedding, R of its rotary part, V of its
+//! value ([`model::MlaDims`]). H is the number of query heads, T the number of new tokens in a
+//! step, and B the number of requests. A cache row has L + R values.
 
-// The attribute names this crate by an absolute path; so can this crate itself.
+// The attribute names this crate by an absolute path. This declaration makes the path valid inside
+// the crate itself.
 extern crate self as mla_runtime;
 
 pub mod backend;
@@ -50,14 +53,14 @@ mod text;
 pub use error::{Error, Named, Result};
 pub use mla_macros::mla_backend;
 
-/// An item that only this crate has: if the attribute's `crate` names another, the compiler's error
-/// says so.
+/// An item that only this crate has. If the attribute's key `crate` names another crate, the
+/// compiler's error quotes the name of this module.
 #[doc(hidden)]
 pub mod the_key_crate_has_to_name_mla_runtime {
     pub const FOUND: () = ();
 }
 
-/// The items that the attribute's expansion names; not for use by hand.
+/// Items that the attribute's expansion uses. They are not meant for direct use.
 #[doc(hidden)]
 pub mod private {
     pub use crate::spec::build::Build;
@@ -65,7 +68,7 @@ pub mod private {
     pub use linkme;
 }
 
-/// The kernels that the build script of the package that is being compiled describes.
+/// The kernels of the package that is being compiled, as its build script describes them.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __build {
@@ -74,7 +77,7 @@ macro_rules! __build {
     };
 }
 
-/// The same as families, for a constant.
+/// The families of those kernels, as a constant.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __families {
@@ -87,9 +90,9 @@ macro_rules! __families {
     }};
 }
 
-/// The registry's entry of a backend. A macro of this crate names linkme, so that the attribute
-/// macro need not emit linkme's own attribute: if this crate is not found, the compiler would
-/// complain about that one, too.
+/// Registers an entry of the registry through linkme. The attribute macro calls this macro and does
+/// not emit linkme's own attribute. If this crate is not found, the compiler therefore reports only
+/// that, and not a missing linkme too.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __link {

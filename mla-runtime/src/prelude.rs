@@ -1,4 +1,4 @@
-//! The names that an engine uses in every file: `use mla_runtime::prelude::*;`.
+//! The names that an engine uses in most files: `use mla_runtime::prelude::*;`.
 
 pub use crate::Named;
 pub use crate::backend::{LayerConfig, StepLimits};

@@ -1,7 +1,7 @@
-//! Lists in host memory whose length the caller chose. A failed allocation is an error.
+//! Lists in host memory with a length that the caller chose. A failed allocation is an error.
 //!
-//! `Vec::with_capacity` and `vec!` end the program instead. A backend that makes a list as long as
-//! [`StepLimits`](crate::backend::StepLimits) say takes it from here:
+//! `Vec::with_capacity` and `vec!` end the program instead. A backend calls these functions for a
+//! list whose length depends on [`StepLimits`](crate::backend::StepLimits):
 //!
 //! ```
 //! use mla_runtime::{Error, Result, room};
@@ -27,7 +27,7 @@ fn refused<T>(elements: usize) -> Error {
 ///
 /// # Errors
 ///
-/// If the allocator refuses that number of bytes.
+/// If the allocator refuses the memory.
 pub fn with_room<T>(len: usize) -> Result<Vec<T>> {
     let mut list = Vec::new();
     reserve(&mut list, len)?;
@@ -38,14 +38,14 @@ pub fn with_room<T>(len: usize) -> Result<Vec<T>> {
 ///
 /// # Errors
 ///
-/// If the allocator refuses that number of bytes.
+/// If the allocator refuses the memory.
 pub fn filled<T: Clone>(value: T, len: usize) -> Result<Vec<T>> {
     let mut list = with_room(len)?;
     list.resize(len, value);
     Ok(list)
 }
 
-/// Makes room for `more` elements behind those of a list.
+/// Makes room for `more` further elements.
 pub(crate) fn reserve<T>(list: &mut Vec<T>, more: usize) -> Result<()> {
     list.try_reserve_exact(more).map_err(|_| refused::<T>(more))
 }

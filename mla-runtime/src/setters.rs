@@ -1,8 +1,8 @@
-//! Setters of structs that may get new fields: a constructor fills such a struct, and a `with_…`
-//! method for each field.
+//! Setters of structs that may get new fields. Such a struct has a constructor, and a method
+//! `with_…` for each field.
 
-/// Writes the methods. Each takes the struct by value, so that calls can be chained, in constants
-/// too.
+/// Writes the setters. Each takes the struct by value, so calls can be chained. They also work in
+/// constants.
 macro_rules! setters {
     ($($method:ident($field:ident: $type:ty);)*) => {
         $(
@@ -18,7 +18,7 @@ macro_rules! setters {
     };
 }
 
-/// Writes the methods of fields that may be absent. Each takes the value, or an option of it.
+/// Writes the setters of optional fields. Each takes the value or an `Option` of it.
 macro_rules! options {
     ($($method:ident($field:ident: $type:ty);)*) => {
         $(

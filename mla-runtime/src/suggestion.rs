@@ -1,9 +1,9 @@
-//! The name that was probably meant.
+//! Suggestions for misspelt names.
 
-// Longer than every name, and short enough that comparing a name with all others takes no time.
+// Longer than every known name. It also bounds the time to compare a name with all others.
 const LONGEST: usize = 64;
 
-/// The name that is most similar to what was given, whatever its case, if one is similar.
+/// The name that is most similar to `given`, regardless of case; `None` if no name is similar.
 pub(crate) fn nearest(
     given: &str,
     names: impl IntoIterator<Item = &'static str>,
@@ -20,7 +20,7 @@ pub(crate) fn nearest(
         .map(|(_, name)| name)
 }
 
-/// Returns the given text, cut if it is very long.
+/// Returns the given text, cut to the length of `LONGEST`.
 pub(crate) fn shortened(given: &str) -> String {
     given.chars().take(LONGEST).collect()
 }

@@ -1,11 +1,13 @@
-//! Sentences that a running program and the compiler write alike.
+//! Sentences that are written both at run time and at compile time.
 //!
-//! The compiler cannot run `Display`, but it has to say why no backend fits. For this reason
-//! `const fn`s write the parts of a reason into a [`Text`], and `Display` shows the same text.
+//! `Display` does not work at compile time, but a compile error has to say why no backend fits. For
+//! this reason `const fn`s write the parts of a reason into a [`Text`], and `Display` shows the
+//! same text.
 
 use std::fmt;
 
-/// A text being written. It knows its whole length, also where the memory holds only its beginning.
+/// A text that is being written. It counts the whole length, even if the memory holds only the
+/// beginning.
 pub(crate) struct Text<'a> {
     bytes: &'a mut [u8],
     len: usize,
@@ -40,14 +42,15 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// Writes the separator of a list's items before the one at `index`.
+    /// Writes a comma before every list item but the first; `index` is that of the item that
+    /// follows.
     pub(crate) const fn comma(&mut self, index: usize) {
         if index > 0 {
             self.push(", ");
         }
     }
 
-    /// Returns the written text, as far as the memory holds it.
+    /// Returns the part of the text that fits into the memory.
     pub(crate) const fn as_str(&self) -> &str {
         let held = if self.len < self.bytes.len() {
             self.len
@@ -57,7 +60,7 @@ impl<'a> Text<'a> {
         let (held, _) = self.bytes.split_at(held);
         match std::str::from_utf8(held) {
             Ok(text) => text,
-            // The memory ends within a character: up to the one before.
+            // The memory ends within a character: return the text before that character.
             Err(error) => {
                 let (whole, _) = held.split_at(error.valid_up_to());
                 match std::str::from_utf8(whole) {
@@ -69,7 +72,7 @@ impl<'a> Text<'a> {
     }
 }
 
-/// Returns true if two texts are the same; `==` is not for constants.
+/// Returns true if two texts are equal. Constants cannot use `==`.
 pub(crate) const fn is_equal(one: &str, other: &str) -> bool {
     let (one, other) = (one.as_bytes(), other.as_bytes());
     if one.len() != other.len() {
@@ -85,7 +88,7 @@ pub(crate) const fn is_equal(one: &str, other: &str) -> bool {
     true
 }
 
-/// Shows what `write` writes, whatever its length.
+/// Shows the text that `write` writes, of any length.
 pub(crate) fn show(f: &mut fmt::Formatter<'_>, write: impl Fn(&mut Text<'_>)) -> fmt::Result {
     let mut short = [0; 256];
     let mut text = Text::new(&mut short);
@@ -99,7 +102,7 @@ pub(crate) fn show(f: &mut fmt::Formatter<'_>, write: impl Fn(&mut Text<'_>)) ->
     f.write_str(text.as_str())
 }
 
-/// `Display` by the type's own `const fn write`.
+/// Implements `Display` by the type's own `const fn write`.
 macro_rules! display {
     ($($type:ty),*) => {$(
         impl std::fmt::Display for $type {

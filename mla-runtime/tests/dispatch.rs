@@ -1,4 +1,5 @@
-//! A choice by the compiler, and types from a selection: both are the registry's own choice.
+//! Checks the compiler's choice, and the types from a selection. Both must agree with the
+//! registry's choice.
 
 #![allow(unexpected_cfgs, reason = "a feature that no package has is off")]
 
@@ -33,12 +34,12 @@ decode_backend! {
 
 prefill_backend!(Prefill on Gpu: sm = "80+", dtypes = "f16,bf16", compiled = ANY_GPU);
 
-// Left out: no package has this feature.
+// This backend is left out, because no package has this feature.
 decode_backend! {
     Blackwell on Gpu: feature = "sm1000", sm = "10x", dtypes = "f16,bf16", priority = 100
 }
 
-// Compiled for one GPU of those that it declares.
+// This backend is compiled for only one of the GPUs that it declares.
 decode_backend! {
     Partly on Gpu:
         sm = "100|120", dtypes = "bf16", compiled = "SM100|SM120", run_on = RUN_ON, priority = 200
@@ -67,9 +68,11 @@ fn compile_time_choice() {
     assert!(same::<best_decode!(All, sm(9, 0), R1), Hopper>());
     assert!(same::<best_decode!(All, sm(8, 0), R1), Every>());
     assert!(same::<best_decode!(All, sm(9, 0), HALF), Every>());
-    // The best one is left out of this build: the next is taken, and an error would have named it.
+    // The best backend is left out of this build, so the next one is chosen. An error would have
+    // named the best one.
     assert!(same::<best_decode!(All, sm(10, 0), R1), Every>());
-    // A backend that has run nowhere is not chosen among others, and chosen alone.
+    // A backend that has run nowhere is not chosen among others. It is chosen if it is the only
+    // one.
     assert!(same::<best_decode!(All, sm(12, 0), R1), Every>());
     assert!(same::<best_decode!([Partly], sm(12, 0), R1), Partly>());
     assert!(same::<best_decode!(All, Target::CPU, R1), CpuDecode>());
@@ -115,7 +118,7 @@ fn a_selection_becomes_types_again() {
 #[test]
 fn missing_arm_lists_the_arms() {
     let mut registry = Registry::of::<backends![Prefill], Gpus>().unwrap();
-    // Another backend under the name of a listed one is not the listed one.
+    // Another backend with the name of a listed one is not accepted as the listed one.
     registry.replace(Every::ENTRY.named("HOPPER")).unwrap();
     let request = SelectionRequest::new(sm(9, 0), Problem::new(MlaDims::R1, 16, DType::BF16));
     let selection = registry.select(&request.with_decode("HOPPER")).unwrap();
@@ -182,7 +185,7 @@ fn uncompiled_or_unrun_is_a_reason() {
         why(sm(12, 0), "PARTLY").unwrap(),
         ["its code for this GPU has run on none yet; ask for it by name, and compare its results"]
     );
-    // Asked for by name, it runs where it is compiled for, and nowhere else.
+    // If it is asked for by name, it runs only on the GPUs for which it is compiled.
     let selected = registry
         .select(&request(sm(12, 0), Some("PARTLY")))
         .unwrap();
@@ -238,11 +241,11 @@ fn any_spec(index: usize) -> impl Strategy<Value = BackendSpec> {
     )
 }
 
-/// Lists that are never freed. They can be reached from here, so that nothing is lost.
+/// Lists that are never freed. This list keeps them reachable, so leak checkers do not report them.
 static CONSTANTS: Mutex<Vec<&Listed>> = Mutex::new(Vec::new());
 
 proptest! {
-    // The compiler's choice, run as a program, against a registry's.
+    // Compares the compiler's choice, executed at run time, with a registry's choice.
     #[test]
     fn choice_matches_a_registry(
         specs in (0usize..7).prop_flat_map(|len| (0..len.min(6)).map(any_spec).collect::<Vec<_>>()),

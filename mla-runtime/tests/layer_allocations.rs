@@ -1,9 +1,9 @@
-//! A layer call allocates nothing.
+//! Checks that a layer's call allocates nothing.
 //!
-//! Every allocation of this thread within `forward` is counted, through backends chosen at run
-//! time, on a device whose operations and backends do nothing. So the count is that of the layer's
-//! own work: checks, views, chunks, dispatch. (An operation of the CPU device may allocate: it
-//! hands tasks to a thread pool. A GPU's only enqueues.)
+//! The test counts every allocation of this thread within `forward`. Backends are chosen at run
+//! time, and the operations of the device and the backends do nothing. The count is therefore that
+//! of the layer's own work: checks, views, chunks, dispatch. (An operation of the CPU device may
+//! allocate, because it passes tasks to a thread pool. A GPU's operation only enqueues.)
 
 #[path = "common/allocations.rs"]
 mod allocations;
@@ -27,10 +27,10 @@ use mla_runtime::tensor::{
 use crate::allocations::count;
 use crate::common::{Bytes, done, operations, set_handle, set_ordinal};
 
-// A processor that has memory and does nothing, and counts how often it was asked to.
+// A processor that has memory but computes nothing. It counts its operations.
 type Inert = Bytes<true>;
 
-/// Backends that ask for as much work of the layer as there is, and do none.
+/// Backends that require as much work of the layer as possible, but do none themselves.
 struct Nothing;
 
 macro_rules! nothing {
@@ -85,7 +85,7 @@ nothing! {
 
 const HEADS: usize = 16;
 
-/// Buffers of a call, of which any may be another handle's.
+/// The buffers of a call. Any of them may belong to another handle.
 struct Buffers {
     tokens: usize,
     pages: usize,
@@ -113,7 +113,7 @@ impl Buffers {
         Self {
             tokens,
             pages,
-            // For weights with gaps as well.
+            // Large enough for weights with gaps, too.
             weights: bytes(2 * 2 * 512 * HEADS * 256),
             query: bytes(2 * tokens * HEADS * 192),
             latent: bytes(2 * tokens * 512),
@@ -133,7 +133,7 @@ impl Buffers {
         }
     }
 
-    /// The buffers by the names that a refusal has.
+    /// The buffers under the names that errors use.
     fn fields(&mut self) -> [(&'static str, &mut Buffer); 16] {
         [
             ("W_kv_b", &mut self.weights),
@@ -161,8 +161,8 @@ impl Buffers {
             .map(|shape| Layout::contiguous(DType::BF16, shape))
     }
 
-    /// A call with queries and weights of these layouts. One of a single decode may have lists of
-    /// slots, or else sinks and a rotation.
+    /// A call with queries and weights of these layouts. A call of a single decode may have lists
+    /// of slots, or else sinks and a rotation.
     fn call(
         &mut self,
         config: &LayerConfig,
@@ -231,7 +231,7 @@ fn a_call_allocates_nothing() {
         .with_decode_query_len(2)
         .with_context_rows(128);
     let mut workspace = layer.workspace(&limits).unwrap();
-    // The plan has the bytes that backends say they allocate.
+    // The plan contains the bytes that the backends declare.
     assert_eq!(workspace.plan().backend_bytes, 512 + 1024);
 
     let pages: Vec<i32> = (0..4 * 8).collect();
@@ -247,7 +247,7 @@ fn a_call_allocates_nothing() {
     let layouts = buffers.layouts();
     for with_lse in [true, false] {
         operations();
-        // The views too are made without allocating, as an engine makes them for every layer.
+        // Views are also made without allocations, as an engine makes them for every layer.
         let allocations = count(|| {
             let mut call = buffers.call(&config, layouts, None);
             if !with_lse {
@@ -256,12 +256,12 @@ fn a_call_allocates_nothing() {
             layer.forward(&mut workspace, call).unwrap();
         });
         assert_eq!(allocations, 0);
-        // 1 cache write; absorbed: 2 products, 1 copy, 1 attention; new tokens: 2 products, 1 copy,
-        // 1 attention; per chunk: 1 gather, 2 products, 1 copy, 1 attention, 1 merge.
+        // 1 cache write. Absorbed path: 2 products, 1 copy, 1 attention. New tokens: 2 products, 1
+        // copy, 1 attention. Per chunk: 1 gather, 2 products, 1 copy, 1 attention, 1 merge.
         assert_eq!(operations(), 1 + 4 + 4 + 4 * 6);
     }
 
-    // Tensors that the device's operations would refuse are refused before any of them.
+    // Tensors that an operation of the device would refuse are refused before any operation.
     let strided = |of: Layout, strides| Layout { strides, ..of };
     let columns = strided(layouts[0], [1, tokens, tokens * HEADS]);
     let scattered = strided(layouts[1], [0, HEADS * 512, 2]);
@@ -282,7 +282,7 @@ fn a_call_allocates_nothing() {
     }
 }
 
-/// Its addresses mean nothing to another device.
+/// A workspace's addresses are not valid on another device.
 #[test]
 fn workspace_keeps_its_device() {
     let device: Inert = Bytes;
@@ -299,7 +299,7 @@ fn workspace_keeps_its_device() {
     );
 }
 
-/// Backends that are made for a device belong to it.
+/// Backends that were made for a device can be used only with that device.
 #[test]
 fn selected_backend_keeps_its_device() {
     let device: Inert = Bytes;
@@ -329,7 +329,7 @@ fn selected_backend_keeps_its_device() {
     }
 }
 
-/// Nothing orders the work of two handles.
+/// The work of two handles is not ordered.
 #[test]
 fn foreign_memory_is_refused() {
     let device: Inert = Bytes;

@@ -1,4 +1,4 @@
-//! `#[mla_backend]` where every name that it could trip over means something else.
+//! Uses `#[mla_backend]` where every name that it could depend on means something else.
 
 #![deny(unsafe_code)]
 #![deny(warnings, missing_docs)]
@@ -8,7 +8,8 @@ mod common;
 
 const ANY_GPU: &[&str] = &["compute_80"];
 
-/// No prelude, and other things under the names of the standard library and the runtime.
+/// A module without a prelude, in which names of the standard library and the runtime mean other
+/// things.
 #[allow(dead_code, non_camel_case_types, non_upper_case_globals)]
 mod hostile {
     #![no_implicit_prelude]
@@ -52,7 +53,7 @@ mod hostile {
         };
     }
 
-    // A method of the name that the expansion calls, on every type.
+    // A method on every type, with the name that the expansion calls.
     trait Checked: ::core::marker::Sized {
         fn checked(self) {}
         fn of(self) {}
@@ -95,7 +96,7 @@ mod hostile {
         pub(crate) struct ENTRY;
     }
 
-    // The type has the name of the static that the expansion makes.
+    // The type has the same name as the static that the expansion makes.
     #[mla_backend(sm = "any", dtypes = "f32", name = "NESTED")]
     impl ::mla_runtime::backend::DecodeBackend for nested::ENTRY {
         decode_body!(crate::common::Bytes<true>);

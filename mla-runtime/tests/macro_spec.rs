@@ -1,4 +1,4 @@
-//! The code that `#[mla_backend]` writes, seen from the code that uses it.
+//! Tests the code that `#[mla_backend]` writes through the code that uses it.
 
 #[macro_use]
 mod common;
@@ -182,7 +182,7 @@ fn block_in_a_function() {
     assert!(linked().contains(&"LOCAL"));
 }
 
-// `cfg` below the attribute holds for what the attribute writes as well.
+// A `cfg` after the attribute also applies to the attribute's code.
 #[mla_backend(sm = "90", dtypes = "bf16")]
 #[cfg(any())]
 impl DecodeBackend for Missing {}
@@ -251,7 +251,7 @@ fn kernel_facts_beside_the_spec() {
         run_on: None,
     };
     assert_eq!(Compiled::KERNELS, compiled);
-    // PTX for 8.0 runs wherever machine code of these families does.
+    // PTX for 8.0 runs wherever machine code of these families runs.
     let floor = CapabilityMatch::Floor(Capability::new(8, 0));
     assert_eq!(Compiled::SPEC.capabilities, [floor]);
     assert_eq!(
@@ -260,12 +260,12 @@ fn kernel_facts_beside_the_spec() {
     );
 }
 
-// The feature is none of this package's, so it is off.
+// This package lacks the feature, so it is off.
 #[allow(unexpected_cfgs)]
 mod left_out {
     use super::*;
 
-    /// All of it is gone but the type.
+    /// Everything is left out except the type.
     pub(crate) struct LeftOut;
 
     #[mla_backend(feature = "sm1000|sm2000", sm = "100", dtypes = "bf16", run_on = RUN_ON)]
@@ -290,7 +290,7 @@ fn absent_backend_same_spec() {
     let Err(cause) = entry.availability() else {
         panic!("{entry:?} is left out");
     };
-    // The file is also compiled in crates of other names.
+    // The file is also compiled in crates with other names.
     let off = concat!("feature `sm1000` of ", env!("CARGO_PKG_NAME"), " is off");
     assert_eq!(cause.to_string(), off);
     assert_eq!(cause.remedy(), "build with `--features sm1000`");

@@ -1,6 +1,6 @@
-//! The attribute's names are the runtime's.
+//! Checks that the attribute's names are those of the runtime.
 
-// The macro crate can export nothing but macros, so its table of names is read as a module.
+// A macro crate can export only macros, so its table of names is included as a module.
 #[path = "../../mla-macros/src/vocabulary.rs"]
 mod vocabulary;
 
@@ -44,7 +44,7 @@ fn names_are_those_of_the_enums() {
     );
     check(vocabulary::SPARSE, SparseSupport::ALL, SparseSupport::name);
     check(vocabulary::FEATURES, Feature::ALL, Feature::name);
-    // The caches of a backend that names none have the names and variants of its dtypes.
+    // A backend that names no cache formats gets those with the names and variants of its dtypes.
     for dtype in vocabulary::DTYPES {
         assert!(vocabulary::KV_FORMATS.contains(dtype), "{}", dtype.text);
     }

@@ -1,5 +1,5 @@
-//! The models that are served: each is planned from its configuration, or refused by the name of
-//! what is missing.
+//! Checks the models of many configurations. Each is either planned, or refused with the name of
+//! the missing property.
 
 use std::path::Path;
 
@@ -10,9 +10,9 @@ use mla_runtime::select::{Registry, SelectionRequest};
 use mla_runtime::spec::{Problem, Target};
 use serde_json::{Value, json};
 
-/// Each public model in a line: the attentions with a cache, those that are linear and those of
-/// drafts; H; L and (P, R, V); the rank of queries; the slots of lists and the layers with an
-/// indexer; θ; the positions; the softmax scale; and what the engine has to know.
+/// Each public model in a line. The columns are: attentions with a cache, linear attentions and
+/// those for drafts; H; L and (P, R, V); the rank of queries; the slots of lists and the layers
+/// with an indexer; θ; the positions; the softmax scale; and facts that the engine must know.
 const NUMBERS: &str = "
 deepseek-v2-lite 27+0+0 16 512 (128,64,128) - - - 1e4 163840 0.114721387
 deepseek-v2 60+0+0 128 512 (128,64,128) 1536 - - 1e4 163840 0.114721387
@@ -61,7 +61,7 @@ fn or_dash<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-/// The facts that an engine has to know, in words.
+/// The facts that an engine must know, in words.
 fn facts(model: &ModelConfig) -> Vec<&'static str> {
     let gate = match model.output_gate {
         Some(1) => "gate/head",
@@ -167,7 +167,7 @@ fn public_models_are_planned() {
         let Ok(model) = preset.config() else {
             continue;
         };
-        // One rank of eight, or as many as divide the heads.
+        // The plan is for one of eight ranks, or of fewer if eight do not divide the heads.
         let ranks = [8, 4, 1]
             .into_iter()
             .find(|ranks| model.heads.is_multiple_of(*ranks));

@@ -1,6 +1,6 @@
-//! Every public function that takes sizes is given the smallest and the largest ones, alone and
-//! together: it returns something or says in one sentence what was given and what is accepted. It
-//! never panics, in a build that checks arithmetic for overflow.
+//! Calls every public function that takes sizes with the smallest and the largest sizes, alone and
+//! in combinations. Each call must return a value, or an error with the given and the accepted
+//! values in one sentence. It must never panic, in a build with overflow checks.
 
 use std::fmt::Display;
 
@@ -27,11 +27,11 @@ use mla_runtime::tensor::{
     Memory, Rotary, RotaryTables, TensorMut, TensorRef,
 };
 
-/// Sizes at which arithmetic goes wrong first.
+/// Sizes at which arithmetic is most likely to fail.
 const U32: [u32; 6] = [0, 1, 7, 1 << 16, i32::MAX as u32, u32::MAX];
 const USIZE: [usize; 6] = [0, 1, 7, 1 << 31, isize::MAX as usize, usize::MAX];
 
-/// Asserts that a refusal says of a field what was given and what is accepted.
+/// Asserts that an error names a field, the given value and the accepted values.
 fn check<T, E: Display>(result: Result<T, E>) -> Option<T> {
     let sentence = match result {
         Ok(value) => return Some(value),
@@ -46,7 +46,7 @@ fn check<T, E: Display>(result: Result<T, E>) -> Option<T> {
     for (name, part) in [("field", field), ("given", given), ("accepted", accepted)] {
         assert!(!part.trim().is_empty(), "no {name}: {sentence}");
     }
-    // A value that is refused is not accepted.
+    // The accepted values must exclude the refused value.
     assert!(!["any", "everything"].contains(&accepted), "{sentence}");
     None
 }
@@ -376,7 +376,7 @@ fn tensors() {
             Layout::contiguous(DType::F16, shape),
         ));
     }
-    // No element may be at an odd address.
+    // Elements must not be at an odd address.
     check(TensorRef::<Cpu>::new(
         &bytes[1..],
         Layout::contiguous(DType::F16, [1; 3]),
@@ -490,7 +490,7 @@ fn rotary_tables() {
             }
         }
     }
-    // Two tables of 2⁶⁰ bytes.
+    // The two tables would have 2⁶⁰ bytes each.
     let error = Rope::plain(1e4)
         .cos_sin(65536, i32::MAX as usize)
         .unwrap_err();

@@ -1,4 +1,4 @@
-//! The rules of selection and of the registry, on entries made up for the purpose.
+//! Tests the rules of selection and of the registry, with made-up entries.
 
 use mla_runtime::backend::Entry;
 use mla_runtime::model::{DType, KvFormat, MlaDims};
@@ -94,7 +94,7 @@ fn priority_is_that_of_the_target() {
     assert_eq!(order(&registry, &request(SM80)), ["PLAIN", "HOPPER"]);
 }
 
-// The compiler chooses by the order of a selection at run time.
+// The compiler chooses in the same order as a selection at run time.
 #[test]
 fn order_is_const() {
     const FIRST: bool = tried_before(&decode("A", 1), &decode("B", 0), SM90);
@@ -111,7 +111,8 @@ fn inapplicable_candidates_come_last() {
     let mut registry = registry(&[ONLY_80, decode("B", 1), decode("A", 0)]);
     let off = Entry::known(decode("OFF", 5), feature_off);
     registry.add(off).unwrap();
-    // A backend that is merely not there still applies: it is tried, and found missing.
+    // A backend that is merely unavailable still applies. It is tried, and its absence is the
+    // reason against it.
     assert_eq!(order(&registry, &request(SM90)), ["OFF", "B", "A", "C"]);
     assert_eq!(selected_decode(&registry, &request(SM90)), Some("B"));
 }
@@ -129,7 +130,7 @@ fn dry_run_ignores_local_causes() {
         explanation.decode.candidates[0].reasons.to_string(),
         "no driver on this machine; install the driver"
     );
-    // A feature that is off is missing from the program, wherever it is run.
+    // A feature that is off is missing from the program, on whatever machine it runs.
     let mut registry = Registry::empty();
     registry
         .add(Entry::known(decode("D", 0), feature_off))
@@ -189,7 +190,7 @@ fn formats_in_requested_order() {
         );
         assert_eq!(selection.config(0.5).problem, selection.problem);
     }
-    // A name that was asked for takes part: its formats decide.
+    // If a backend is asked for by name, its formats decide.
     let request = request(SM90)
         .with_kv_formats(&[KvFormat::BF16, KvFormat::Fp8])
         .with_decode("FP8");
@@ -203,7 +204,7 @@ fn formats_in_requested_order() {
 fn formats_need_both_phases() {
     let registry = registry(&[decode("D", 0)]);
     let request = request(SM90).with_kv_formats(&[KvFormat::Fp8, KvFormat::BF16]);
-    // Without prefill neither format will do, so it is the first that is explained.
+    // Without a prefill backend no format fits, so the explanation is for the first format.
     let explanation = registry.explain(&request).unwrap();
     assert!(!explanation.fits());
     assert_eq!(explanation.problem.kv_format, KvFormat::Fp8);
@@ -267,7 +268,7 @@ fn two_claims_to_a_name() {
          a name. Give one of them another name in its crate, or settle it in this program with \
          `Registry::linked_by`"
     );
-    // The first is untouched, and the same name in the other phase is another name.
+    // The first backend is unchanged. The same name in the other phase is a different name.
     assert_eq!(
         registry.get(Phase::Decode, "D").unwrap().spec.provider,
         "unknown"
@@ -291,17 +292,17 @@ fn override_until_reset() {
     assert!(!registry.is_overridden(Phase::Decode, "TRITON_MLA").unwrap());
     registry.replace(Entry::known(OTHER, available)).unwrap();
     assert!(registry.is_overridden(Phase::Decode, "TRITON_MLA").unwrap());
-    // Everywhere, also where what it replaces would run and it does not.
+    // An override applies on all hardware, even where only the backend that it replaces would run.
     assert_eq!(provider(&registry, SM90), "elsewhere");
     assert_eq!(provider(&registry, SM80), "elsewhere");
-    // Overriding again forgets the first override, not the original.
+    // A second override replaces the first one, but not the original.
     registry.replace(Entry::known(OTHER, no_driver)).unwrap();
     assert!(registry.reset(Phase::Decode, "TRITON_MLA").unwrap());
     assert!(!registry.is_overridden(Phase::Decode, "TRITON_MLA").unwrap());
     assert_eq!(provider(&registry, SM90), "unknown");
     assert!(!registry.reset(Phase::Decode, "TRITON_MLA").unwrap());
 
-    // A known name without an implementation can be overridden, a name that does not exist cannot.
+    // A known name without an implementation can be overridden. A name that does not exist cannot.
     registry
         .replace(Entry::known(decode("FLASHMLA", 0), available))
         .unwrap();
@@ -388,7 +389,7 @@ fn known_name_needs_its_hardware() {
         row(SM80),
         ("flash-attention", INSTEAD_OF_FLASH_ATTN.to_owned())
     );
-    // The linked one stands for the name where neither runs.
+    // If neither runs on the hardware, the name means the linked backend.
     assert_eq!(
         row(Target::CPU),
         ("unknown", "platform: given cpu, accepted cuda".to_owned())

@@ -1,4 +1,4 @@
-//! Two crates that claim one name make a registry that says so, instead of one of the two.
+//! If two crates use the same name, the registry reports it instead of choosing one of them.
 
 #[macro_use]
 mod common;
@@ -19,7 +19,8 @@ decode_backend! {
         name = "OTHER", sm = "100", compiled = ANY_GPU, dtypes = "bf16", kv = "bf16"
 }
 
-// Stands for another crate's: within one, the compiler refuses a second claim.
+// This entry represents another crate's. Within one crate, the compiler refuses a second backend of
+// the name.
 const _: () = {
     mla_runtime::private::link! { <Other as DecodeBackend>::ENTRY.named("CLAIMED") }
 };

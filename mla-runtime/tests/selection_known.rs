@@ -1,8 +1,8 @@
-//! Selection among the known backends gives what is published of them, for every capability, dtype,
+//! Compares selections among the known backends with published tables, for every capability, dtype,
 //! cache format, page size, dims and preference.
 //!
-//! The expectations below are written in words, like the published tables, and read by rules of
-//! their own. They share nothing with the specs that they check except the names.
+//! The expectations below are in words, like the published tables, and this test reads them by
+//! rules of its own. They share only the names with the specs that they check.
 
 use mla_runtime::backend::Entry;
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
@@ -13,7 +13,7 @@ use mla_runtime::spec::{
     Target,
 };
 
-// Name, capability, dims as (P,R,V), log-sum-exp as produced.
+// The columns are the name, capability, dims as (P,R,V), and the kernel's log-sum-exp.
 const PREFILL: &str = "
     FLASH_ATTN | any | (128,64,128) (192,64,256) (64,64,128) (256,0,256) | ln
     FLASHINFER | any | (128,64,128) | ln
@@ -24,9 +24,9 @@ const PREFILL: &str = "
     CUSTOM | any | any | ln
 ";
 
-// Name, capability, cache formats, page sizes, log-sum-exp, graphs, query lengths, and what else:
-// `row` where only cache rows of 512 + 64 will do, `sparse` where it needs lists of slots, `128`
-// where it takes at most 128 heads, `bf16` where it takes no f16.
+// The columns are the name, capability, cache formats, page sizes, log-sum-exp, graphs, query
+// lengths, and other limits: `row` if only cache rows of 512 + 64 are supported, `sparse` if lists
+// of slots are required, `128` if at most 128 heads are supported, `bf16` if f16 is not supported.
 const DECODE: &str = "
     FLASH_ATTN_MLA | 9.0 | f16 bf16 | x16 | ln | uniform_batch | ragged |
     FLASHMLA | 9.0 | f16 bf16 | 64 | ln | uniform_batch | uniform | row
@@ -40,7 +40,7 @@ const DECODE: &str = "
     FLASHINFER_MLA_SPARSE_SM90 | 9.0 | f16 bf16 | any | none |  |  | row sparse
 ";
 
-// The published order of prefill, completed by that of the table.
+// The published order of prefill backends. The others follow in the order of the table.
 const PREFILL_ORDER_10: &[&str] = &[
     "FLASH_ATTN",
     "TRTLLM_RAGGED",
@@ -62,14 +62,14 @@ const PREFILL_ORDER_ELSEWHERE: &[&str] = &[
 
 const CAPABILITIES: &[&str] = &["8.0", "8.9", "9.0", "10.0", "10.3", "12.0"];
 
-// R1, GLM-5, MiniCPM3.
+// The dimensions of R1, GLM-5 and MiniCPM3.
 const DIMS: &[MlaDims] = &[
     MlaDims::R1,
     MlaDims::new(512, HeadDims::new(192, 64, 256)),
     MlaDims::new(256, HeadDims::new(64, 32, 64)),
 ];
 
-// The rows of a table, as its cells.
+// Splits a table into rows, and each row into its cells.
 fn rows<const N: usize>(table: &'static str) -> impl Iterator<Item = [&'static str; N]> {
     let lines = table.lines().filter(|line| !line.is_empty());
     lines.map(|line| {
@@ -97,7 +97,7 @@ fn page_fits(cell: &str, page: u32) -> bool {
     }
 }
 
-// The request of one case, in the tables' words.
+// The request of one case, in the words of the tables.
 struct Case<'a> {
     capability: &'a str,
     dtype: DType,
@@ -118,8 +118,8 @@ impl Case<'_> {
         SelectionRequest::new(target, problem)
     }
 
-    // The fields that speak against each backend, in the order in which backends are tried and
-    // without what is missing of them.
+    // The fields that speak against each backend, without those about missing implementations.
+    // Backends are in the order in which they are tried.
     fn prefill(&self) -> Vec<(&'static str, Vec<&'static str>)> {
         let order = if self.capability.starts_with("10.") {
             PREFILL_ORDER_10
@@ -180,7 +180,7 @@ impl Case<'_> {
     }
 }
 
-// Every combination; `check` sees each.
+// Calls `check` with every combination.
 fn for_every_case(mut check: impl FnMut(&Case)) {
     let mut cases = 0;
     for capability in CAPABILITIES {
@@ -208,7 +208,7 @@ fn for_every_case(mut check: impl FnMut(&Case)) {
     assert_eq!(cases, 6 * 3 * 3 * 6 * 5 * 3);
 }
 
-// Puts the candidates that apply first, each with its fields and `missing` behind them.
+// Puts the candidates that apply first. The fields in `missing` follow the other fields of each.
 fn ordered(
     tried: Vec<(&'static str, Vec<&'static str>)>,
     missing: &'static [&'static str],
@@ -221,8 +221,8 @@ fn ordered(
         .collect()
 }
 
-// Returns the candidates of the tables, which are about GPUs: the CPU's own are tested in its
-// crate.
+// Returns the candidates of the tables. The tables are about GPUs; mla-cpu tests the CPU's own
+// backends.
 fn found(phase: &PhaseExplanation) -> Vec<(&'static str, Vec<&'static str>)> {
     phase
         .candidates
@@ -235,11 +235,11 @@ fn found(phase: &PhaseExplanation) -> Vec<(&'static str, Vec<&'static str>)> {
         .collect()
 }
 
-// The known backends as if each were built, so that one of them is selected.
+// The known backends as if each were built, so that a selection can choose one.
 fn all_built() -> Registry {
     let mut registry = Registry::known();
     for entry in KNOWN {
-        // CUSTOM is known for every kind of device, but can be registered only once.
+        // CUSTOM is known for every kind of device, but it can be registered only once.
         let is_custom = entry.spec.name == "CUSTOM" && entry.spec.platform != Platform::Cuda;
         if !is_custom {
             let built = Entry::known(entry.spec, || Ok(()));
@@ -289,8 +289,8 @@ fn first_allowed_is_selected() {
             selected.extend(chosen.map(|name| (phase.phase, name)));
         }
     });
-    // The cases cover what can come first at all. The others are behind one that takes whatever
-    // they take.
+    // The cases cover every backend that can be selected at all. Each of the others comes after a
+    // backend that supports all that it supports.
     let names = |phase| {
         let of_phase = selected.iter().filter(move |(p, _)| *p == phase);
         of_phase.map(|(_, name)| *name).collect::<Vec<_>>()
@@ -341,8 +341,8 @@ fn preference_is_never_replaced() {
                     let given: Vec<_> = reasons.iter().map(|r| r.field()).collect();
                     assert_eq!(given, fields);
                 }
-                // Prefill is as asked for, but nothing fits the decode phase, and nothing here can
-                // be called.
+                // The prefill backend is the one asked for. No decode backend fits, and no backend
+                // here has an implementation.
                 Err(SelectionError::NothingLinked) => {
                     assert!(fields.is_empty());
                     assert!(case.decode().iter().all(|(_, fields)| !fields.is_empty()));
@@ -368,13 +368,13 @@ fn outputs_graphs_and_query_lengths() {
     for [name, _, _, _, produced, graphs, lens, _] in rows(DECODE) {
         let spec = registry.get(Phase::Decode, name).unwrap().spec;
         assert_eq!(spec.lse, lse(produced), "{name}");
-        // Silent tables leave nothing to compare.
+        // If the table is silent, there is nothing to compare.
         if !graphs.is_empty() {
             assert_eq!(spec.graphs.name(), graphs, "{name}");
             assert_eq!(spec.query_len.name(), lens, "{name}");
         }
     }
-    // And the CPU's own.
+    // The registry also has the CPU's own backends.
     assert_eq!(
         registry.names(Phase::Prefill).len(),
         rows::<4>(PREFILL).count() + 1
@@ -412,7 +412,7 @@ fn kinds_of_devices_stay_apart() {
     let request = SelectionRequest::new(Target::CPU, Problem::new(MlaDims::R1, 16, DType::F32));
     let explanation = Registry::known().explain(&request).unwrap();
     for (name, fields) in [found(&explanation.prefill), found(&explanation.decode)].concat() {
-        // Whatever is registered as CUSTOM may well run on a processor.
+        // A backend registered as CUSTOM may run on a processor.
         let expected = if name == "CUSTOM" {
             "availability"
         } else {
@@ -422,8 +422,8 @@ fn kinds_of_devices_stay_apart() {
     }
 }
 
-/// A problem on a cache of two tensors is refused by the decode backends that read one, by the name
-/// of the feature, and concerns no prefill backend.
+/// A split cache is a reason against decode backends that read only one tensor, under the name of
+/// the feature. It does not concern prefill backends.
 #[test]
 fn split_cache_concerns_decode() {
     let hopper = Target::dry_run(Capability::new(9, 0));

@@ -17,7 +17,7 @@ type Gpu = common::Bytes<false>;
 const GPU: Gpu = common::Bytes;
 const ANY_GPU: &[&str] = &["compute_80"];
 
-// Takes the place of the known backend on 9.0, which is all that it accepts.
+// This backend replaces the known one on 9.0, the only capability that it accepts.
 prefill_backend! {
     FlashAttn on Gpu:
         sm = "90", compiled = ANY_GPU, dtypes = "bf16", requires_r1 = true, priority = 100
@@ -29,7 +29,7 @@ decode_backend! {
         kv = "bf16"
 }
 
-// Before all others, if it did not lack the key `compiled`.
+// This backend would be tried before all others, but it lacks the key `compiled`.
 decode_backend!(Unsaid on Gpu: sm = "80+", dtypes = "bf16", kv = "bf16", priority = 1000);
 
 #[test]
@@ -68,7 +68,7 @@ fn linked_backends_are_selected() {
     assert_eq!(selection.prefill, FlashAttn::SPEC);
     assert_eq!(selection.decode, Foreign::SPEC);
     let sm = |text: &str| Target::dry_run(text.parse().unwrap());
-    // On 8.0 FLASH_ATTN is a known name alone.
+    // On 8.0 FLASH_ATTN is only a known name.
     let error = registry.select(&request(sm("8.0"))).unwrap_err();
     assert!(
         matches!(
@@ -89,7 +89,7 @@ fn linked_backends_are_selected() {
         message.contains("\n  FLASH_ATTN: not built here: in its place mla-kernels has WGMMA_ATTN"),
         "{message}"
     );
-    // A capability below the floor.
+    // This capability is below the floor.
     let asked = request(sm("7.5")).with_prefill("FOREIGN");
     let error = registry.select(&asked).unwrap_err();
     assert!(
@@ -105,7 +105,8 @@ fn selection_makes_a_backend() {
     let registry = Registry::linked().unwrap();
     let selection = registry.select(&request(GPU.target())).unwrap();
     let config = selection.config(0.07);
-    // The bodies refuse to be made, in words of their own: so it was them that was called.
+    // The bodies refuse to be made, with errors of their own. Such an error shows that they were
+    // called.
     let refused = |result: Result<(), SelectionError>| match result {
         Err(SelectionError::Runtime(Error::Argument { field, .. })) => field,
         other => panic!("{other:?}"),
@@ -117,7 +118,7 @@ fn selection_makes_a_backend() {
     let made = registry.instantiate_decode(name, &GPU, &config);
     assert_eq!(refused(made.map(drop)), "backend");
 
-    // A config that the backend was not selected for.
+    // The backend was not selected for this configuration.
     let mut other: LayerConfig = config;
     other.problem.dtype = DType::F32;
     let error = registry
@@ -128,7 +129,7 @@ fn selection_makes_a_backend() {
         "decode: FOREIGN was asked for, but does not fit on sm 9.0: dtype: given f32, accepted \
          bf16; kv_format: given bf16, accepted f32 (the dtype's own), or a quantised format"
     );
-    // A known name is not made, an unknown one is not found.
+    // A backend with only a known name cannot be made, and an unknown name is not found.
     let error = registry
         .instantiate_decode("FLASHMLA", &GPU, &config)
         .map(drop);
@@ -192,14 +193,14 @@ fn foreign_device_is_refused() {
     let registry = Registry::linked().unwrap();
     let selection = registry.select(&request(Target::CPU)).unwrap();
     let config = selection.config(0.07);
-    // A device of another kind: the platform says so.
+    // The device is of another kind, so the error is about the platform.
     let error = registry.instantiate_decode("FOREIGN", &Cpu::new(), &config);
     let error = error.map(drop).unwrap_err().to_string();
     assert!(
         error.contains("platform: given cpu, accepted cuda"),
         "{error}"
     );
-    // A device of the same kind, but another type.
+    // The device is of the same kind but of another type.
     let other = common::Bytes::<true>;
     let error = registry.instantiate_decode("CPU", &other, &config);
     let error = error.map(drop).unwrap_err();

@@ -1,5 +1,4 @@
-//! The log of a selection: a line at the start of a program, and every candidate for a reader who
-//! asks for more.
+//! Checks the log of a selection: one line when a program starts, and on request every candidate.
 
 use std::fmt::{Debug, Write as _};
 use std::sync::{Arc, Mutex};
@@ -15,7 +14,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 type Lines = Arc<Mutex<Vec<(Level, String)>>>;
 
-/// Keeps what is logged.
+/// A subscriber that keeps all log lines.
 struct Log(Lines);
 
 impl Subscriber for Log {

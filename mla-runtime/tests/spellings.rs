@@ -1,4 +1,5 @@
-//! The spellings of configurations: each key that changes numbers is read, or refused by its name.
+//! Tests the spellings of configurations. Each key that affects numbers is either read, or refused
+//! by its name.
 
 use mla_runtime::model::{ModelConfig, Rope, RotaryStyle, Yarn};
 use serde_json::{Value, json};
@@ -9,7 +10,8 @@ fn with(mut config: Value, changes: Value) -> Value {
     config
 }
 
-/// DeepSeek-V3's dimensions in eight layers, with changes; null says that a key is not there.
+/// A configuration with DeepSeek-V3's dimensions and eight layers, with changes. Null removes a
+/// key.
 fn text(changes: Value) -> String {
     let base = json!({
         "num_attention_heads": 128, "num_hidden_layers": 8, "q_lora_rank": 1536,
@@ -83,7 +85,7 @@ fn dimensions_have_other_names() {
         assert_eq!(model.index_topk, None);
     }
     assert_eq!(read(indexed(json!({"index_topk": 0}))).indexer, None);
-    // R is what its own key says; other widths agree or say nothing.
+    // The value of `qk_rope_head_dim` gives R. Other widths must agree with it or do not matter.
     let same = json!({"head_dim": 576, "partial_rotary_factor": 0.5, "qk_head_dim": 192});
     assert_eq!(read(same), read(json!({})));
     assert_eq!(
@@ -271,7 +273,7 @@ fn layers_are_counted_by_their_caches() {
             json!({"layer_types": ["attention", "linear_attention"], "num_hidden_layers": 2}),
             (1, 1),
         ),
-        // A file without the other key, which is not null, is a hybrid's.
+        // If the other key is missing and not null, the model is a hybrid.
         (json!({"full_attention_layers": [3, 7]}), (2, 6)),
         (
             json!({"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2,
@@ -340,7 +342,7 @@ fn sparse_and_dense_layers_have_names() {
     let has = [0, 1, 2, 3].map(|layer| (model.has_indexer(layer), model.list_source(layer)));
     assert_eq!(has, [(false, 0), (true, 1), (false, 1), (true, 3)]);
     assert_eq!((model.indexers(4), model.dense_layers(4)), (2, 1));
-    // A linear layer has no number among the caches.
+    // A linear layer has no number among the layers with a cache.
     let linear = "linear_attention";
     let model = read(types([linear, "sparse", linear, "sparse"], json!({})));
     assert_eq!((model.layers, model.indexers(2)), (Some(2), 2));
@@ -376,7 +378,8 @@ fn lists_are_shared_by_any_spelling() {
     assert_eq!(own(json!({"cli_factor": 2})), [0, 2, 4, 6]);
     let hy4 = json!({"model_type": "hy_v4"});
     assert_eq!(own(hy4.clone()), [0, 1, 5]);
-    // Its indexer rotates the last values, and its style is disputed.
+    // The indexer of this model rotates the last values, and the pairing of rotary elements is
+    // disputed.
     let model = read(indexed(hy4));
     assert_eq!((model.indexer, model.index_topk), (None, Some(2048)));
     assert!(model.foreign_indexer.is_some() && model.rotary_style_is_disputed);
@@ -500,7 +503,7 @@ fn rotation_section_order() {
     ] {
         assert_eq!(read(changes.clone()).rope, expected, "{changes}");
     }
-    // A text model's own section comes before one around it.
+    // A text model's own section has precedence over one around it.
     let inner: Value = serde_json::from_str(&text(json!({"rope_parameters": section}))).unwrap();
     let outer = json!({"text_config": inner, "rope_scaling": {"type": "linear", "factor": 2}});
     let model = ModelConfig::from_hf_config(&outer.to_string()).unwrap();
@@ -564,7 +567,7 @@ fn yarn_keys_change_numbers() {
     let off = yarn(json!({"apply_yarn_scaling": false, "attention_factor": 1.5}));
     assert_eq!(off.softmax_scale(), 1.0 / 192f64.sqrt());
     assert_eq!(off.rope.attention_factor(), 1.0);
-    // The first pair keeps none of its own frequency.
+    // The first pair keeps nothing of its own frequency.
     let interpolated = yarn(json!({"extrapolation_factor": 0})).rope;
     assert_eq!(interpolated.frequencies(64).unwrap()[0], 1.0 / 40.0);
 }
@@ -615,7 +618,7 @@ fn number_changing_keys() {
         let message = unknown(&format!("rope_scaling.{key}"), "2");
         assert_eq!(refused(json!({"rope_scaling": section})), message);
     }
-    // Keys of other parts, and switches that are off.
+    // Keys of other parts of a model, and switches that are off.
     let harmless = json!({
         "attention_bias": false, "attention_dropout": 0.0, "routed_scaling_factor": 2.5,
         "moe_gate_type": "x", "linear_attn_norm_size": 2, "image_token_index": 7, "scale_emb": 12,

@@ -1,5 +1,6 @@
-//! Random steps of an engine against a model of what a step is: order, rows, slots, padding, the
-//! path of each request, the chunks of context, and a workspace that is made for just this step.
+//! Compares random steps of an engine with a model of a step. The comparison covers order, rows,
+//! slots, padding, the path of each request, the chunks of context, and a workspace that exactly
+//! fits the step.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -18,18 +19,18 @@ const HEADS: usize = 2;
 
 type Layer = MlaLayer<CpuPrefill, CpuDecode>;
 
-/// A step as an engine has it.
+/// A step from the engine's point of view.
 #[derive(Clone, Debug)]
 struct Case {
     page_size: u32,
     query_len: QueryLen,
     decode_query_len: usize,
     threshold: u32,
-    /// In pages.
+    /// The number of rows in a context chunk, in pages.
     context_rows: usize,
-    /// The new tokens and the cached ones of each request.
+    /// The numbers of new and of cached tokens of each request.
     lens: Vec<(u32, u32)>,
-    /// For each request, true if it shares whole pages of context with the one before.
+    /// For each request, true if it shares whole pages of context with the request before it.
     shares: Vec<bool>,
     padding: usize,
 }
@@ -41,7 +42,7 @@ impl Case {
             .with_query_len(self.query_len)
     }
 
-    /// No more than the step needs.
+    /// The smallest limits that allow the step.
     fn limits(&self) -> StepLimits {
         let tokens: u32 = self.lens.iter().map(|(new, _)| new).sum();
         let padding = self.padding * self.decode_query_len;
@@ -53,7 +54,8 @@ impl Case {
             .with_context_rows(self.context_rows * self.page_size as usize)
     }
 
-    /// The pages of each request: distinct ones, except for shared context, which is not written.
+    /// The pages of each request. They are distinct, except for shared context, which is never
+    /// written.
     fn pages(&self) -> Vec<Vec<i32>> {
         let mut all: Vec<Vec<i32>> = Vec::new();
         let mut next = 0;
@@ -71,7 +73,7 @@ impl Case {
                 _ => all[index - 1][..shared].to_vec(),
             };
             for _ in shared..count {
-                // An order that is not ascending.
+                // The pages are not in ascending order.
                 pages.push(next ^ 5);
                 next += 1;
             }
@@ -80,8 +82,8 @@ impl Case {
         all
     }
 
-    /// For each request, true if it takes the absorbed path; one without new tokens counts as if it
-    /// did.
+    /// For each request, true if it takes the absorbed path. A request without new tokens counts as
+    /// absorbed.
     fn absorbed(&self) -> Vec<bool> {
         let max = self.threshold.min(self.decode_query_len as u32);
         let max = match self.query_len {
@@ -94,7 +96,7 @@ impl Case {
                 *counts.entry(*new).or_insert(0) += 1;
             }
         }
-        // The most frequent length, of equally frequent ones the shortest.
+        // The most frequent length. If several are equally frequent, it is the shortest.
         let most_frequent = counts.values().max().copied();
         let uniform = counts
             .into_iter()
@@ -109,8 +111,8 @@ impl Case {
             .collect()
     }
 
-    /// The requests in the order of the layer: decodes, short extensions, those without new tokens,
-    /// long extensions, prompts.
+    /// The requests in the order of the layer: decodes, short extensions, requests without new
+    /// tokens, long extensions, prompts.
     fn order(&self) -> Vec<usize> {
         let absorbed = self.absorbed();
         let mut order: Vec<usize> = (0..self.lens.len()).collect();
@@ -162,7 +164,7 @@ fn cases() -> impl Strategy<Value = Case> {
         )
 }
 
-/// The step, and its padding if there can be some.
+/// Plans the step, with padding if that is possible.
 fn planned(case: &Case, pages: &[Vec<i32>]) -> (StepPlan, usize) {
     let requests: Vec<StepRequest<'_>> = case
         .lens
@@ -174,7 +176,8 @@ fn planned(case: &Case, pages: &[Vec<i32>]) -> (StepPlan, usize) {
         StepPlan::within(&case.problem(), &case.limits(), case.threshold, &requests).unwrap();
     match step.clone().padded_to(case.lens.len() + case.padding) {
         Ok(padded) => (padded, case.padding),
-        // Requests of different lengths, or none, say nothing of what padding would be.
+        // If requests have different lengths, or if there are none, the length of padding is not
+        // defined.
         Err(error) => {
             assert!(
                 error.to_string().contains("on the absorbed path"),
@@ -185,7 +188,7 @@ fn planned(case: &Case, pages: &[Vec<i32>]) -> (StepPlan, usize) {
     }
 }
 
-/// Rows, order and slots of a planned step.
+/// Checks the rows, the order and the slots of a planned step.
 fn check_places(case: &Case, pages: &[Vec<i32>], step: &StepPlan, padding: usize) {
     assert_eq!(step.order(), case.order());
     let absorbed = case.absorbed();
@@ -234,8 +237,8 @@ fn absorbed_rows(case: &Case) -> usize {
     own.map(|(_, (new, _))| *new as usize).sum()
 }
 
-/// Checks the step that the workspace prepared: two paths, and chunks that have each cached row
-/// once.
+/// Checks the step that the workspace prepared. It has two paths, and chunks that contain each
+/// cached row once.
 fn check_prepared(
     case: &Case,
     step: &StepPlan,
@@ -253,7 +256,7 @@ fn check_prepared(
         workspace.absorbed_tokens(),
         absorbed_rows(case) + of_padding
     );
-    // A request without new tokens attends to nothing, on whichever path it is.
+    // A request without new tokens attends to nothing on either path.
     let attending = |request: &Request| match request.q {
         0 => Request::new(0, 0),
         _ => *request,
@@ -286,7 +289,8 @@ fn check_prepared(
     assert_eq!(covered, context);
 }
 
-/// Runs the layer on numbers that say nothing: what is made for the step is large enough.
+/// Runs the layer on meaningless numbers. This checks that everything made for the step is large
+/// enough.
 fn forward(
     case: &Case,
     pages: &[Vec<i32>],

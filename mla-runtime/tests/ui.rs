@@ -1,4 +1,4 @@
-//! The compiler's errors where `#[mla_backend]` is used wrongly. After a change of a message, run
+//! The compiler's errors for wrong uses of `#[mla_backend]`. After a change of a message, run
 //! `cargo xtask goldens --bless` and read the difference.
 
 #[test]

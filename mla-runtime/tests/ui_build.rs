@@ -4,8 +4,7 @@
 
 #[test]
 fn errors() {
-    // SAFETY: no other thread runs: this is the only test of the program, and it has started
-    // nothing.
+    // SAFETY: no other thread runs. This is the only test of the program, and it has started none.
     unsafe {
         // The value has the format that mla-build writes.
         std::env::set_var(

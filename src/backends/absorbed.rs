@@ -1,5 +1,5 @@
-//! Dense absorbed decode, for the kernels of all families: calls as the kernels' C interface takes
-//! them, and the backends that make them.
+//! Dense absorbed decode for the kernels of all families: calls through the kernels' C interface,
+//! and the backends that make these calls.
 
 use std::ffi::c_void;
 
@@ -32,7 +32,7 @@ pub(super) trait DenseKernel: Copy {
     unsafe fn launch(self, params: &raw::MlaDecodeParams, stream: *mut c_void) -> raw::MlaStatus;
 }
 
-/// The workspace, which bounds the query tokens of a request but not the number of requests.
+/// A workspace. It limits the query tokens of a request, but not the number of requests.
 pub struct AbsorbedState {
     made_for: Problem,
     workspace: Buffer,
@@ -42,7 +42,7 @@ pub struct AbsorbedState {
 impl AbsorbedState {
     /// Allocates a workspace of `bytes` bytes, for requests of up to `query_len` query tokens.
     fn new(config: &LayerConfig, device: &Cuda, bytes: usize, query_len: usize) -> Result<Self> {
-        // The kernels' counters have to begin at zero.
+        // The kernels' counters in it have to begin at zero.
         Ok(Self {
             made_for: config.problem,
             workspace: device.allocate(bytes)?,
@@ -67,11 +67,12 @@ impl AbsorbedState {
     }
 }
 
-/// Returns the parameters that do not depend on a tensor: enough for a kernel's checks and its
-/// workspace.
+/// Returns the parameters that do not depend on a tensor. They suffice for a kernel's checks and
+/// for the size of its workspace.
 fn shape(config: &LayerConfig, query_len: usize) -> Result<raw::MlaDecodeParams> {
     let problem = &config.problem;
-    // Null pointers are refused by the launch, and the workspace's query reads none.
+    // A launch would refuse these null pointers. The query of the workspace's size reads none of
+    // them.
     Ok(raw::MlaDecodeParams {
         heads: narrow("heads", problem.heads as usize)?,
         query_len: narrow("query length", query_len)?,
@@ -88,7 +89,7 @@ fn shape(config: &LayerConfig, query_len: usize) -> Result<raw::MlaDecodeParams>
     })
 }
 
-/// Returns the parameters of the largest step within the limits: a kernel's workspace depends on
+/// Returns the parameters of the largest step within the limits. A kernel's workspace depends on
 /// them, and a kernel may refuse them before anything is launched.
 fn largest(config: &LayerConfig, limits: &StepLimits) -> Result<raw::MlaDecodeParams> {
     let mut params = shape(config, limits.decode_query_len.max(1))?;
@@ -97,7 +98,7 @@ fn largest(config: &LayerConfig, limits: &StepLimits) -> Result<raw::MlaDecodePa
     Ok(params)
 }
 
-/// Names the limits in an error about parameters that [`largest`] made of them.
+/// Names the step's limits in an error about the parameters that [`largest`] returned.
 fn of_limits(error: Error) -> Error {
     match error {
         Error::Argument {
@@ -114,7 +115,7 @@ fn of_limits(error: Error) -> Error {
     }
 }
 
-/// Returns the parameters of a call, checked; `None` if there is nothing to do.
+/// Returns the checked parameters of a call, or `None` if there is nothing to do.
 fn params(
     config: &LayerConfig,
     spec: &BackendSpec,
@@ -174,8 +175,8 @@ fn params(
     params.cache_scale = cache.scale;
     params.requests = narrow("requests", requests)?;
     params.tokens = narrow("tokens", tokens)?;
-    // The launch covers only the columns of the table that a request may use: few of them make it
-    // short.
+    // The launch covers only the columns of the table that a request may use. Fewer columns make it
+    // shorter.
     let used = batch.max_seq_len.div_ceil(cache.page_size).max(1);
     params.max_pages = narrow("max pages", used.min(batch.block_table.max_pages()))?;
     Ok(Some(params))

@@ -1,5 +1,5 @@
-//! Expanded prefill, for the kernels of all families: calls as the kernels' C interface takes them,
-//! and what the backends that make them do.
+//! Expanded prefill for the kernels of all families: calls through the kernels' C interface, and
+//! what the backends that make these calls share.
 
 use std::ffi::c_void;
 
@@ -13,8 +13,8 @@ use crate::device::argument::{dtype_code, narrow, wide};
 use crate::device::{Buffer, Cuda};
 use crate::raw;
 
-/// The functions of a family's kernel: `mla_prefill_<family>` of `mla_<family>.h`, and what belongs
-/// to it.
+/// The functions of a family's kernel: `mla_prefill_<family>` of `mla_<family>.h`, and those for
+/// its workspace.
 pub(super) trait ExpandedKernel: Copy {
     /// Loads the kernel, so that no launch has to.
     ///
@@ -38,7 +38,7 @@ pub(super) trait ExpandedKernel: Copy {
     unsafe fn launch(self, params: &raw::MlaPrefillParams, stream: *mut c_void) -> raw::MlaStatus;
 }
 
-/// Refuses a layer that no kernel takes, and loads this one.
+/// Loads the kernel for this layer, or refuses a layer that no kernel supports.
 pub(super) fn load(kernel: impl ExpandedKernel, config: &LayerConfig, device: &Cuda) -> Result<()> {
     let params = shape(config)?;
     device.bind()?;
@@ -65,7 +65,7 @@ pub(super) fn state(
     config: &LayerConfig,
     device: &Cuda,
 ) -> Result<Buffer> {
-    // The kernel's counters have to begin at zero.
+    // The kernel's counters in the workspace have to begin at zero.
     device.allocate(workspace(kernel, config, device)?)
 }
 
@@ -83,20 +83,21 @@ pub(super) unsafe fn prefill(
     let Some(mut params) = params(config, spec, call)? else {
         return Ok(());
     };
-    // Keys are divided by the lengths of all requests, and without a workspace not at all.
+    // With a workspace, the kernel divides keys by the lengths of all requests, and results depend
+    // on the batch. Without one, it does not divide them.
     if !config.problem.features.contains(Feature::BatchInvariant) {
         params.workspace = workspace.address() as *mut _;
         params.workspace_bytes = workspace.len();
     }
     device.bind()?;
-    // SAFETY: `params` checked every tensor to hold what its layout says and the layouts to agree;
-    // what stands in the arrays keeps to the contract of a call, by the caller's promise. The
-    // output and the workspace are borrowed mutably, and the latter was allocated zeroed by the
-    // same kernel's query. The status is the launch's own.
+    // SAFETY: `params` checked every tensor to hold what its layout says and the layouts to agree.
+    // The contents of the arrays keep to the contract of a call, by the caller's promise. The
+    // output and the workspace are borrowed mutably. The workspace was allocated zeroed by the same
+    // kernel's query. The status is the launch's own.
     unsafe { raw::check("prefill", kernel.launch(&params, device.raw_stream())) }
 }
 
-/// Returns the parameters that do not depend on a tensor: enough to choose the kernel.
+/// Returns the parameters that do not depend on a tensor. They suffice to choose the kernel.
 fn shape(config: &LayerConfig) -> Result<raw::MlaPrefillParams> {
     if !(config.softmax_scale.is_finite() && config.softmax_scale > 0.0) {
         return Err(Error::argument(
@@ -127,8 +128,8 @@ struct KeySource {
     head_stride: usize,
 }
 
-/// Returns the part of each head, which takes `nope_bytes` bytes of a packed key, and the rotary
-/// part.
+/// Returns two sources: the part of each head, which is `nope_bytes` bytes of a packed key, and the
+/// rotary part.
 fn key_sources(keys: &Keys<'_, Cuda>, nope_bytes: usize) -> [KeySource; 2] {
     let source = |keys: &TensorRef<'_, Cuda>, offset: usize| KeySource {
         address: keys.bytes().address() + offset as u64,
@@ -152,7 +153,7 @@ fn key_sources(keys: &Keys<'_, Cuda>, nope_bytes: usize) -> [KeySource; 2] {
     }
 }
 
-/// Returns the parameters of a call, checked, without a workspace; `None` if there is nothing to
+/// Returns the checked parameters of a call without a workspace, or `None` if there is nothing to
 /// do.
 fn params(
     config: &LayerConfig,

@@ -1,8 +1,8 @@
 //! The built-in backends, in a folder for each family of kernels.
 //!
-//! A family is compiled together: a Cargo feature that turns on `gpu`, the targets that nvcc
-//! compiles its sources for, a folder here and one below `cuda`. With its feature off, its backends
-//! stay in the lists and in every registry, with the same constraints and the feature as the reason
+//! A family is compiled together. It has a Cargo feature that turns on `gpu`, a list of targets for
+//! nvcc, a folder here and a folder below `cuda`. If its feature is off, its backends stay in the
+//! lists and in every registry, with the same constraints. The feature is then given as the reason
 //! why they cannot run: `#[mla_backend(feature = "…")]` sees to that.
 
 use mla_runtime::spec::CompiledFamily;
@@ -29,7 +29,7 @@ mod template;
 #[allow(dead_code, reason = "as above")]
 mod workspace;
 
-/// Writes the lists to which each family adds.
+/// Defines the lists to which each family adds.
 macro_rules! families {
     ($($family:ident $feature:literal $targets:ident,)+) => {
         /// The families that this build compiled, and their targets.
@@ -38,7 +38,7 @@ macro_rules! families {
             CompiledFamily { name: $feature, targets: crate::raw::compiled::$targets },
         )+];
 
-        /// The features that compile a family each, on or off.
+        /// The Cargo features that compile one family each, whether they are on or off.
         pub const FAMILY_FEATURES: &[&str] = &[$($feature),+];
 
         /// The built-in prefill backends, to [choose from](mla_runtime::dispatch). A backend of a

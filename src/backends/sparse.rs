@@ -1,5 +1,5 @@
-//! Calls of sparse absorbed attention as the kernels' C interface takes them, for the kernels of
-//! all families.
+//! Calls of sparse absorbed attention through the kernels' C interface, for the kernels of all
+//! families.
 
 use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, ListedCache, Output};
 use mla_runtime::spec::BackendSpec;
@@ -9,10 +9,11 @@ use crate::device::Cuda;
 use crate::device::argument::{dtype_code, format_code, narrow, wide};
 use crate::raw;
 
-/// Returns the parameters that do not depend on a tensor: enough for a kernel's workspace.
+/// Returns the parameters that do not depend on a tensor. They suffice for the size of a kernel's
+/// workspace.
 pub(super) fn shape(config: &LayerConfig) -> Result<raw::MlaSparseParams> {
     let problem = &config.problem;
-    // Null pointers are refused by the launch, or mean that something is absent.
+    // The launch refuses null pointers, or takes them for absent tensors.
     Ok(raw::MlaSparseParams {
         heads: narrow("heads", problem.heads as usize)?,
         latent_dim: narrow("latent", problem.dims.latent as usize)?,
@@ -24,7 +25,7 @@ pub(super) fn shape(config: &LayerConfig) -> Result<raw::MlaSparseParams> {
     })
 }
 
-/// Returns the parameters of a call, checked; `None` if there is nothing to do.
+/// Returns the checked parameters of a call, or `None` if there is nothing to do.
 pub(super) fn params(
     config: &LayerConfig,
     spec: &BackendSpec,
@@ -88,7 +89,8 @@ pub(super) fn params(
     Ok(Some(params))
 }
 
-/// Adds the bound below which requests are dense, and the table of their tokens, if any may be.
+/// Adds the length up to which requests are dense, and their block table, if there may be dense
+/// requests.
 fn add_dense_requests(
     params: &mut raw::MlaSparseParams,
     dense_within: usize,

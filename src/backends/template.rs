@@ -1,9 +1,10 @@
 //! The `impl` blocks of backends that launch one kernel, written once for all families.
 //!
-//! Their implementation is in `absorbed` and `expanded`, which a build without kernels leaves out.
-//! The blocks are here, because in such a build the attribute makes absent entries of them.
+//! The blocks call `absorbed` and `expanded`, which a build without kernels leaves out. They are in
+//! this module because in such a build the attribute turns them into absent entries.
 
-/// The type of a backend: the layer's configuration, and its kernel; nothing with its feature off.
+/// Defines a backend's type: the layer's configuration and the kernel. With its feature off, the
+/// type has no fields.
 macro_rules! backend_type {
     ($(#[$about:meta])* $backend:ident: $kernel:path, $feature:tt) => {
         $(#[$about])*
@@ -17,8 +18,8 @@ macro_rules! backend_type {
     };
 }
 
-/// A dense decode backend: its type, its kernel (a `DenseKernel`), its feature, and what else it
-/// claims.
+/// Defines a dense decode backend from its type, its kernel (a `DenseKernel`), its feature and its
+/// other claims.
 macro_rules! dense_backend {
     (
         $(#[$about:meta])*
@@ -95,8 +96,8 @@ macro_rules! dense_backend {
     };
 }
 
-/// An expanded prefill backend: its type, its kernel (an `ExpandedKernel`), its feature, and what
-/// else it claims.
+/// Defines an expanded prefill backend from its type, its kernel (an `ExpandedKernel`), its feature
+/// and its other claims.
 macro_rules! expanded_backend {
     (
         $(#[$about:meta])*

@@ -5,7 +5,7 @@ use mla_runtime::Result;
 use crate::device::Cuda;
 use crate::raw;
 
-/// Returns the number of bytes that a function of the C interface writes.
+/// Returns the workspace's bytes, which `query`, a function of the C interface, writes.
 pub(super) fn size(
     device: &Cuda,
     query: impl FnOnce(&mut usize) -> raw::MlaStatus,

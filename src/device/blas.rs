@@ -16,24 +16,24 @@ use super::memory::{Allocated, Buffer, Bytes};
 use super::{failed, stream};
 use crate::library;
 
-// The size that cuBLAS recommends for Hopper and later. With a workspace of its own it allocates
-// nothing, so its calls can be captured.
+// The size that cuBLAS recommends for Hopper and later. A cuBLAS handle that is given a workspace
+// allocates nothing, so its calls can be captured.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// A cuBLAS handle that is tied to one stream, or none where the library is missing.
+/// A cuBLAS handle that is tied to one stream. There is none if the library is missing.
 pub(super) struct Blas {
     handle: Option<Handle>,
 }
 
 struct Handle {
     raw: sys::cublasHandle_t,
-    // The workspace, which the order of drops frees after the handle.
+    // The workspace. `drop` destroys the handle before this field is freed.
     workspace: Buffer,
 }
 
 // SAFETY: "the library is thread safe and its functions can be called from multiple host threads,
-// even with the same handle" (cuBLAS documentation), as long as its configuration does not change:
-// stream and workspace are set once, before anyone else has the handle.
+// even with the same handle" (cuBLAS documentation), as long as its configuration does not change.
+// Stream and workspace are set once, before any other code has the handle.
 unsafe impl Send for Handle {}
 // SAFETY: cuBLAS takes calls with one handle from several threads, as quoted for `Send`.
 unsafe impl Sync for Handle {}
@@ -56,8 +56,8 @@ impl Blas {
         let workspace = Buffer::zeroed(stream, WORKSPACE_BYTES, &Allocated::default())?;
         let raw = result::create_handle().map_err(failed("create cublas handle"))?;
         let handle = Handle { raw, workspace };
-        // SAFETY: handle and stream live; cuBLAS and the driver name the same stream type
-        // differently. The workspace outlives the handle. The stream comes first, since setting it
+        // SAFETY: handle and stream live. cuBLAS and the driver have different names for the same
+        // stream type. The workspace outlives the handle. The stream comes first, since setting it
         // resets the workspace.
         unsafe {
             result::set_stream(raw, stream.cu_stream().cast())
@@ -71,8 +71,8 @@ impl Blas {
         })
     }
 
-    /// Computes `c[i] = a[i] · b[i]`, as [`Device::gemm`](mla_runtime::device::Device::gemm) says;
-    /// extents and dtypes agree, none of the extents is 0, and nothing else writes `c`.
+    /// Computes `c[i] = a[i] · b[i]`, as [`Device::gemm`](mla_runtime::device::Device::gemm) says.
+    /// Extents and dtypes agree, no extent is 0, and nothing else writes `c`.
     pub(super) fn gemm(
         &self,
         (a, a_layout): (Bytes<'_>, &Layout),
@@ -92,8 +92,8 @@ impl Blas {
         let (alpha, beta) = (1f32, 0f32);
         // SAFETY: the layouts were checked to lie within their bytes, and the product's operands
         // describe the same elements in the order that cuBLAS counts them. `alpha` and `beta` are
-        // on the host, of the compute type, and read before the call returns. The handle's stream
-        // and workspace live.
+        // on the host and have the compute type. They are read before the call returns. The
+        // handle's stream and workspace live.
         unsafe {
             sys::cublasGemmStridedBatchedEx_64(
                 handle.raw,
@@ -146,7 +146,7 @@ impl Product {
         (b, b_layout): (Bytes<'_>, &Layout),
         c_layout: &Layout,
     ) -> Result<Self> {
-        // Names of the factors in a refusal: they stay with the factors if these change sides.
+        // Names of the factors in a refusal. They stay with the factors if these are exchanged.
         let (a, b) = (("gemm a", a, a_layout), ("gemm b", b, b_layout));
         let is_row_major = is_contiguous(c_layout, 2);
         // A column-major output is the row-major output of the transposed product.
@@ -219,7 +219,7 @@ impl Operand {
     }
 }
 
-/// Refuses a matrix that cuBLAS does not take as it lies.
+/// Refuses a matrix with a layout that cuBLAS does not take.
 pub(super) fn check_operand(field: &'static str, layout: &Layout) -> Result<()> {
     if layout.elements() == 0 || Operand::new(layout).is_some() {
         return Ok(());

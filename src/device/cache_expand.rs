@@ -1,4 +1,4 @@
-//! Keys and values of cached rows, by this crate's own kernel.
+//! Keys and values of cached rows, computed by this crate's own kernel.
 
 use mla_runtime::Result;
 use mla_runtime::model::{DType, KvFormat};
@@ -9,7 +9,7 @@ use super::Cuda;
 use super::argument::{narrow, wide};
 use crate::raw;
 
-/// Number of rows from which on the kernel is faster than a gather and cuBLAS.
+/// Number of rows from which on the kernel is faster than a gather followed by cuBLAS.
 const MIN_ROWS: usize = 1024;
 
 /// Returns true if the kernel takes these rows, and is the better choice.
@@ -23,7 +23,7 @@ pub(super) fn fits(
     let (weights_layout, to_layout) = (weights.layout(), to.layout());
     let dtype = to_layout.dtype;
     let aligned = |address: usize| address.is_multiple_of(16);
-    // Strides in elements of two bytes.
+    // These strides count elements of two bytes.
     let counted = |stride: usize| stride.is_multiple_of(8) && stride < 1 << 32;
     let in_bytes = |stride: i64| stride % 16 == 0 && (0..1 << 40).contains(&stride);
     device.gpu().capability == Capability::new(9, 0)

@@ -1,4 +1,4 @@
-//! Failures on demand, for tests of an engine's state after one.
+//! Failures on demand. Tests use them to look at an engine's state after a failure.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ use super::Cuda;
 pub enum Operation {
     /// An allocation of device memory.
     Allocation,
-    /// A launch, this library's or a backend's: each begins with [`Cuda::bind`].
+    /// A launch by this library or by a backend. Each begins with [`Cuda::bind`].
     Launch,
     /// A copy from the host.
     Upload,
@@ -22,14 +22,14 @@ impl Operation {
     pub const ALL: [Self; 3] = [Self::Allocation, Self::Launch, Self::Upload];
 }
 
-/// The number of operations of each kind so far, and of the one that fails.
+/// Counters for each kind of operation.
 #[derive(Default)]
 pub(super) struct Faults([Counter; 3]);
 
 #[derive(Default)]
 struct Counter {
     reached: AtomicU64,
-    /// The number of the operation that fails, from 1; 0: none.
+    /// The number of the operation that fails, from 1, or 0 if none does.
     failing: AtomicU64,
 }
 
@@ -64,14 +64,14 @@ impl Faults {
 }
 
 impl Cuda {
-    /// Returns the number of operations of a kind so far, of this device and its clones.
+    /// Returns the number of operations of a kind so far, on this device and its clones.
     pub fn operations(&self, operation: Operation) -> u64 {
         let counter = self.account().faults().counter(operation);
         counter.reached.load(Ordering::Relaxed)
     }
 
-    /// Lets the `number`th operation of a kind from now on fail, from 1, before the driver is asked
-    /// for it: once, or never if `number` is 0.
+    /// Makes one later operation of a kind fail before it reaches the driver. `number` counts from
+    /// now, beginning with 1. If it is 0, none fails.
     pub fn fail(&self, operation: Operation, number: u64) {
         let counter = self.account().faults().counter(operation);
         let from = counter.reached.load(Ordering::Relaxed);

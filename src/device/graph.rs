@@ -1,4 +1,4 @@
-//! CUDA graphs: work that was enqueued once, and is enqueued again at the cost of one launch.
+//! CUDA graphs: work that is captured once, and then enqueued again at the cost of one launch.
 
 use std::ptr;
 use std::sync::atomic::Ordering;
@@ -15,12 +15,12 @@ use super::{Cuda, failed};
 pub struct Graph {
     graph: CUgraph,
     executable: CUgraphExec,
-    /// It keeps what the captured launches were given of it: kernels, and the workspace of cuBLAS.
+    /// Keeps alive the kernels and the cuBLAS workspace that the captured launches use.
     device: Cuda,
 }
 
-// SAFETY: the driver asks that calls on one graph do not overlap, from whatever thread. `Graph` is
-// not `Sync`, and every method that makes a call takes it by reference from the thread that has it.
+// SAFETY: the driver asks that calls on one graph do not overlap, from any thread. `Graph` is not
+// `Sync`, and every method that makes a call takes it by reference from the thread that has it.
 unsafe impl Send for Graph {}
 
 impl Graph {
@@ -28,19 +28,19 @@ impl Graph {
     ///
     /// # Safety
     ///
-    /// All memory that the captured launches were given is still allocated and stays so until the
-    /// stream has passed this, and no other stream accesses it in conflict meanwhile. The borrows
-    /// that the capture was made with have ended, so the compiler cannot check it. Slices that were
-    /// [lent](Cuda::lending) in the capture are such memory: no event orders a replay with other
-    /// streams. Nor did other threads enqueue anything on the stream during the capture, unless the
-    /// same holds of that.
+    /// All memory that the captured launches use is still allocated and stays so until the stream
+    /// has passed this replay. No other stream accesses it in conflict meanwhile. The compiler
+    /// cannot check this, since the borrows of the capture have ended. It also holds for slices
+    /// that were [lent](Cuda::lending) during the capture: no event orders a replay with other
+    /// streams. If another thread enqueued work on the stream during the capture, the same holds
+    /// for the memory of that work.
     ///
     /// # Errors
     ///
     /// If the driver refuses.
     pub unsafe fn replay(&self) -> Result<()> {
         stream::bind(self.device.stream().context()).map_err(failed("bind context"))?;
-        // SAFETY: graph and stream live; the caller answers for what the graph accesses.
+        // SAFETY: graph and stream live. The caller answers for the memory that the graph accesses.
         unsafe { result::graph::launch(self.executable, self.device.stream().cu_stream()) }
             .map_err(failed("replay graph"))
     }
@@ -49,7 +49,7 @@ impl Graph {
         self.graph
     }
 
-    /// Returns the stream that it was captured from, on which it is replayed.
+    /// Returns the stream that the graph was captured from. Replays are enqueued on it.
     pub(super) fn stream_id(&self) -> StreamId {
         StreamId::of(self.device.stream())
     }
@@ -73,11 +73,11 @@ impl Drop for Graph {
         let destroy = || {
             stream::bind(self.device.stream().context())?;
             if !self.executable.is_null() {
-                // SAFETY: instantiated once, destroyed once; the driver lets a replay that is
-                // enqueued run to its end.
+                // SAFETY: it was instantiated once and is destroyed once. The driver lets a replay
+                // that is enqueued run to its end.
                 unsafe { result::graph::exec_destroy(self.executable) }?;
             }
-            // SAFETY: the capture gave it, and it is destroyed once.
+            // SAFETY: the capture returned the graph, and it is destroyed once.
             unsafe { result::graph::destroy(self.graph) }
         };
         if let Err(error) = destroy() {
@@ -90,15 +90,15 @@ impl Cuda {
     /// Captures what `record` enqueues on this device instead of running it.
     ///
     /// Other threads and other streams go on as before: nothing of the context's state changes.
-    /// Another thread's operations on this handle or a clone of it are refused meanwhile, since
-    /// they would be captured, too. Slices that `record` [lends](Cuda::lending) are captured by
-    /// their addresses, without cudarc's events; `record` does not enqueue cudarc's own operations
-    /// on slices that cudarc tracks, since their events lie outside of the graph.
+    /// Another thread's operations on this handle or its clones are refused meanwhile, since they
+    /// would be captured, too. Slices that `record` [lends](Cuda::lending) are captured by their
+    /// addresses, without cudarc's events. `record` must not enqueue cudarc's own operations on
+    /// slices that cudarc tracks, since their events lie outside of the graph.
     ///
     /// # Errors
     ///
-    /// The error of `record`, or the driver's, if something was called that cannot be captured,
-    /// such as an allocation, a copy to the host or a wait.
+    /// The error of `record`, or the driver's if something was called that cannot be captured, such
+    /// as an allocation, a copy to the host or a wait.
     pub fn capture(&self, record: impl FnOnce(&Self) -> Result<()>) -> Result<Graph> {
         let capture = Capture::begin(self)?;
         record(self)?;
@@ -111,7 +111,8 @@ impl Cuda {
     }
 }
 
-/// A capture that has begun. Dropping it ends it, too: the stream would be useless otherwise.
+/// A capture that has begun. Dropping it ends the capture, since the stream would be useless
+/// otherwise.
 struct Capture<'a> {
     device: &'a Cuda,
     is_open: bool,
@@ -120,7 +121,7 @@ struct Capture<'a> {
 impl<'a> Capture<'a> {
     fn begin(device: &'a Cuda) -> Result<Self> {
         device.make_current()?;
-        // The stream is made before the capture, during which none should be made.
+        // This stream is made before the capture, since none should be made during it.
         device.aside()?;
         let capturing = &device.inner.capturing;
         capturing
@@ -142,7 +143,8 @@ impl<'a> Capture<'a> {
         })
     }
 
-    /// Ends the capture. Returns `None` if it was invalidated without an error of the driver.
+    /// Ends the capture. Returns `None` if the capture was invalidated without an error of the
+    /// driver.
     fn end(mut self) -> Result<Option<Graph>> {
         self.close().map_err(failed("end capture"))
     }
@@ -163,7 +165,7 @@ impl<'a> Capture<'a> {
             executable: ptr::null_mut(),
             device: self.device.clone(),
         };
-        // SAFETY: the driver just gave the graph, and writes to one place that lives.
+        // SAFETY: the driver just returned the graph. It writes to one place that lives.
         unsafe { sys::cuGraphInstantiateWithFlags(&raw mut graph.executable, graph.graph, 0) }
             .result()?;
         Ok(Some(graph))
@@ -175,7 +177,7 @@ impl Drop for Capture<'_> {
         if !self.is_open {
             return;
         }
-        // The error that ended it early is the one that the caller gets.
+        // The caller gets the error that ended the capture early, so this one is only logged.
         if let Err(error) = self.close() {
             tracing::debug!(%error, "a capture that was given up");
         }

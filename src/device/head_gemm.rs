@@ -1,4 +1,4 @@
-//! GEMMs of few tokens with a matrix per head, by this crate's own kernel.
+//! GEMMs of few tokens with a matrix per head, computed by this crate's own kernel.
 
 use mla_runtime::Result;
 use mla_runtime::model::DType;
@@ -8,18 +8,18 @@ use super::Cuda;
 use super::argument::{dtype_code, narrow, wide};
 use crate::raw;
 
-/// Work that a GEMM is launched with.
+/// Work that shares a GEMM's launch.
 #[derive(Clone, Copy)]
 pub(super) enum Fusion {
     Alone,
-    /// A cache write in the same launch, which cuBLAS would have to wait for.
+    /// A cache write in the same launch. A GEMM of cuBLAS would have to wait for it.
     CacheWrite,
 }
 
 impl Fusion {
-    /// Returns the maximum number of tokens for which the own kernel is the faster one, as
-    /// measured: it reads the weights again for every 32 tokens, and cuBLAS has the better tiles
-    /// for many.
+    /// Returns the maximum number of tokens for which this crate's kernel is faster than cuBLAS, as
+    /// measured. The kernel reads the weights again for every 32 tokens. For many tokens, cuBLAS
+    /// has better tiles.
     fn max_tokens(self, heads: usize) -> usize {
         match (self, heads <= 32) {
             (_, false) => 32,
@@ -66,10 +66,11 @@ pub(super) fn fits(
         && counted(along)
 }
 
-/// Returns the parameters of the kernel for a GEMM that [`fits`] accepts. The kernel reads constant
-/// weights before the launches in front of it are done. If the GEMM is `ready`, it waits for the
-/// last of these launches alone, which begins when all before it are done, and which neither writes
-/// `a` nor accesses `c`.
+/// Returns the parameters of the kernel for a GEMM that [`fits`] accepts.
+///
+/// The kernel reads constant weights before the preceding launches are done. If the GEMM is
+/// `ready`, it waits only for the last of these launches. That launch begins when all before it are
+/// done, and it neither writes `a` nor accesses `c`.
 pub(super) fn params(
     a: &TensorRef<'_, Cuda>,
     b: &TensorRef<'_, Cuda>,
@@ -109,10 +110,10 @@ mod tests {
     #[test]
     fn weights_that_may_still_be_written_are_waited_for() {
         let layout = Layout::contiguous(DType::BF16, [2, 16, 64]);
-        // SAFETY: nothing reads or writes what these addresses stand for.
+        // SAFETY: nothing reads or writes at these addresses.
         let (from, to) = unsafe { (Bytes::from_raw(256, 4096), BytesMut::from_raw(8192, 4096)) };
         let weights = TensorRef::new(from, layout).unwrap();
-        // SAFETY: nothing writes what the address stands for.
+        // SAFETY: nothing writes at this address.
         let constant = unsafe { weights.assume_constant() };
         let mut to = TensorMut::new(to, layout).unwrap();
         let mut flags = |weights: &TensorRef<'_, Cuda>, ready| {

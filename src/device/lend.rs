@@ -1,4 +1,4 @@
-//! cudarc's slices as memory of the device, for a while.
+//! cudarc's slices, lent for a while as memory of the device.
 
 use std::cell::RefCell;
 use std::mem;
@@ -16,18 +16,19 @@ use super::stream::StreamId;
 use super::{Cuda, failed, stream};
 
 mod sealed {
-    /// Trait that other crates cannot implement: they could name memory that is not there.
+    /// Trait that other crates cannot implement. Their implementations could name memory that does
+    /// not exist.
     pub trait Sealed {}
 }
 
-/// A slice or view of cudarc's that can be lent to be read: of elements that any bytes are a value
-/// of.
+/// A slice or view of cudarc's that can be lent for reading. Any bytes are a valid value of its
+/// elements.
 pub trait Lend: sealed::Sealed + DevicePtr<<Self as Lend>::Element> {
-    /// The elements.
+    /// The type of the elements.
     type Element: Pod;
 }
 
-/// A slice or view of cudarc's that can be lent to be written.
+/// A slice or view of cudarc's that can be lent for writing.
 pub trait LendMut: Lend + DevicePtrMut<<Self as Lend>::Element> {}
 
 impl<T: Pod> sealed::Sealed for CudaSlice<T> {}
@@ -55,28 +56,29 @@ pub struct Loans<'scope, 'env> {
     open: &'scope Open<'env>,
 }
 
-/// The loans of a closure, which end with it also if it unwinds.
+/// The loans of a closure. They end with the closure, even if it unwinds.
 struct Open<'env> {
     device: &'env Cuda,
     returns: RefCell<Vec<Return<'env>>>,
 }
 
-/// The means by which the owner of a slice waits before it goes on.
+/// The means by which the owner of a slice waits for the device's stream.
 enum Return<'env> {
-    /// cudarc's own event of the slice, which its later users wait for.
+    /// cudarc's own event of the slice. Later users of the slice wait for it.
     Record(&'env CudaEvent),
-    /// The stream that frees the slice, if cudarc tracks nothing.
+    /// The stream that frees the slice, if cudarc does not track the slice.
     Join(Arc<CudaStream>),
 }
 
 impl Cuda {
-    /// Calls `work` with the means to borrow cudarc's slices and views.
+    /// Calls `work` with loans, which lend cudarc's slices and views.
     ///
-    /// The device's stream waits for the last write of each slice, and of one that is written for
-    /// the last reads. Later users of the slice wait for everything that is enqueued here until
-    /// `work` returns: by cudarc's events if it tracks the slice, otherwise by its stream. In a
-    /// [capture](Self::capture) nothing waits, since nothing runs; the caller orders each
-    /// replay. A capture that begins within `work` ends within it.
+    /// The device's stream waits for the last write of each slice. For a slice that is lent for
+    /// writing, it also waits for the last reads. Later users of the slice wait for everything that
+    /// is enqueued here until `work` returns. They wait for cudarc's event if cudarc tracks the
+    /// slice; otherwise the slice's stream waits. In a [capture](Self::capture) nothing waits,
+    /// since nothing runs. The caller has to order each replay. A capture that begins within `work`
+    /// ends within it.
     ///
     /// # Errors
     ///
@@ -111,7 +113,7 @@ impl Cuda {
     /// }
     /// ```
     ///
-    /// Only elements that any bytes are a value of are lent, not `bool` or an enum:
+    /// Elements must be valid for any bytes, which `bool` and enums are not:
     ///
     /// ```compile_fail,E0277
     /// # use mla_kernels::device::cudarc::driver::CudaSlice;
@@ -120,7 +122,8 @@ impl Cuda {
     /// }
     /// ```
     ///
-    /// An implementation of cudarc's safe trait may name any address, so it does not count:
+    /// Implementing cudarc's safe trait is not enough, since an implementation may return any
+    /// address:
     ///
     /// ```compile_fail,E0277
     /// # use std::sync::Arc;
@@ -155,12 +158,12 @@ impl Cuda {
 }
 
 impl<'scope, 'env> Loans<'scope, 'env> {
-    /// Lends all bytes of a slice, to read.
+    /// Lends all bytes of a slice for reading.
     ///
     /// # Errors
     ///
-    /// If the slice is of another context, or the driver refuses; of the default stream of each
-    /// thread, if cudarc does not track it.
+    /// If the slice belongs to another context, or the driver refuses. Also if the slice belongs to
+    /// the per-thread default stream and cudarc does not track it.
     pub fn lend(&self, slice: &'env impl Lend) -> Result<Bytes<'scope>> {
         let len = slice.num_bytes();
         let owner = slice.stream().clone();
@@ -170,7 +173,7 @@ impl<'scope, 'env> Loans<'scope, 'env> {
         Ok(unsafe { Bytes::ordered(address, len, StreamId::of(self.open.device.stream())) })
     }
 
-    /// Lends all bytes of a slice, to write.
+    /// Lends all bytes of a slice for writing.
     ///
     /// # Errors
     ///
@@ -181,15 +184,15 @@ impl<'scope, 'env> Loans<'scope, 'env> {
         let address = self
             .open
             .borrow(owner, move |stream| slice.device_ptr_mut(stream))?;
-        // SAFETY: cudarc has `len` bytes there, whose only borrow this is, for longer than the
-        // scope. The stream waits for what wrote them, and whoever uses them next waits for it.
+        // SAFETY: cudarc has `len` bytes there. This is their only borrow, and it outlasts the
+        // scope. The stream waits for what wrote them, and later users wait for the stream.
         Ok(unsafe { BytesMut::ordered(address, len, StreamId::of(self.open.device.stream())) })
     }
 }
 
 impl<'env> Open<'env> {
-    /// Returns the address of a slice whose memory `owner` orders, once the device's stream is in
-    /// order with it.
+    /// Returns the address of a slice of the stream `owner`, after making the device's stream wait
+    /// for the slice.
     fn borrow(
         &self,
         owner: Arc<CudaStream>,
@@ -209,7 +212,7 @@ impl<'env> Open<'env> {
         };
         let (address, mut guard) =
             stream::apart(context, || Ok(pointer(waiting))).map_err(failed("wait for a slice"))?;
-        // The guard records its event in `give_back` instead, where an error is seen.
+        // `give_back` records the event instead of the guard, since it can report an error.
         let event = match &mut guard {
             SyncOnDrop::Record(target) => mem::take(target).map(|(event, _)| event),
             SyncOnDrop::Sync(_) => None,
@@ -224,8 +227,8 @@ impl<'env> Open<'env> {
             Some(event) => self.returns.borrow_mut().push(Return::Record(event)),
             None if owner == *own => {}
             None => {
-                // The owner's work may be another thread's, which this thread's handle does not
-                // order.
+                // Another thread may have enqueued the owner's work. This thread's handle of the
+                // per-thread stream would not wait for it.
                 stream::check_shared("slice's stream", &owner)?;
                 stream::join(own, &owner).map_err(failed("wait for a slice"))?;
                 self.returns.borrow_mut().push(Return::Join(owner));
@@ -234,7 +237,8 @@ impl<'env> Open<'env> {
         Ok(address)
     }
 
-    /// Lets the slices' later users wait for the stream. If that fails, the host waits for it.
+    /// Makes the slices' later users wait for the stream. If that fails, the host waits for the
+    /// stream.
     fn give_back(&self) -> std::result::Result<(), DriverError> {
         let own = self.device.stream();
         let returns = self.returns.take();

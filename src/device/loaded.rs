@@ -1,7 +1,7 @@
 //! The code that the driver loaded for the kernels of a graph.
 //!
 //! A family has machine code for several GPUs, and PTX for the others. The driver chooses which of
-//! it runs, so the driver is asked.
+//! it runs, so this module asks the driver.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::{mem, ptr};
@@ -22,21 +22,21 @@ use super::{Cuda, failed};
 #[non_exhaustive]
 pub struct LoadedKernel {
     /// The name in the machine code, as the C++ compiler mangled it. Drivers before CUDA 12.3 do
-    /// not tell it.
+    /// not report it.
     pub symbol: Option<String>,
-    /// The GPU of the machine code, which nvcc or the driver made.
+    /// The GPU for which nvcc or the driver made the machine code.
     pub machine_code: Capability,
-    /// The GPU of the PTX from which the machine code was made.
+    /// The GPU for which the PTX was made that became the machine code.
     pub ptx: Capability,
 }
 
 impl Cuda {
-    /// Returns the kernels that a graph of this device launches, once for each launch and in no
-    /// order.
+    /// Returns the kernels that a graph of this device launches, one entry for each launch, in no
+    /// particular order.
     ///
     /// # Errors
     ///
-    /// If the driver refuses, or the graph is of another stream.
+    /// If the driver refuses, or if the graph belongs to another stream.
     pub fn loaded_kernels(&self, graph: &Graph) -> Result<Vec<LoadedKernel>> {
         self.check_stream("graph", graph.stream_id())?;
         self.make_current()?;
@@ -53,7 +53,7 @@ impl Cuda {
 
 fn nodes(graph: &Graph) -> std::result::Result<Vec<CUgraphNode>, DriverError> {
     let mut count = 0;
-    // SAFETY: the graph lives; without a place for nodes the driver writes their number alone.
+    // SAFETY: the graph lives. Without an array for the nodes, the driver writes only their number.
     unsafe { sys::cuGraphGetNodes(graph.raw(), ptr::null_mut(), &raw mut count) }.result()?;
     let mut nodes = vec![ptr::null_mut(); count];
     // SAFETY: there is room for as many nodes as `count` says.
@@ -62,7 +62,7 @@ fn nodes(graph: &Graph) -> std::result::Result<Vec<CUgraphNode>, DriverError> {
     Ok(nodes)
 }
 
-/// Returns the function that a node launches, if it is a kernel's.
+/// Returns the function that a node launches, or `None` if it is no kernel's node.
 fn function(node: CUgraphNode) -> std::result::Result<Option<CUfunction>, DriverError> {
     let mut kind = CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
     // SAFETY: the node is one of a graph that lives.
@@ -70,16 +70,16 @@ fn function(node: CUgraphNode) -> std::result::Result<Option<CUfunction>, Driver
     if kind != CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL {
         return Ok(None);
     }
-    // SAFETY: numbers and pointers, all of which may be zero.
+    // SAFETY: the struct has only numbers and pointers, all of which may be zero.
     let mut launch: sys::CUDA_KERNEL_NODE_PARAMS = unsafe { mem::zeroed() };
-    // SAFETY: the node is a kernel's, of a graph that lives.
+    // SAFETY: the node belongs to a kernel and to a graph that lives.
     unsafe { sys::cuGraphKernelNodeGetParams_v2(node, &raw mut launch) }.result()?;
     if !launch.func.is_null() {
         return Ok(Some(launch.func));
     }
-    // A kernel that belongs to no context has a function in the current one.
+    // A kernel without a function belongs to no context, but has a function in the current one.
     let mut function = ptr::null_mut();
-    // SAFETY: a node has a kernel where it has no function; a context is current.
+    // SAFETY: a node without a function has a kernel, and a context is current.
     unsafe { sys::cuKernelGetFunction(&raw mut function, launch.kern) }.result()?;
     Ok(Some(function))
 }
@@ -101,17 +101,17 @@ fn describe(function: CUfunction) -> std::result::Result<LoadedKernel, DriverErr
 /// Type of the driver function that names a kernel's function. It came with CUDA 12.3.
 type FunctionName = unsafe extern "C" fn(*mut *const c_char, CUfunction) -> CUresult;
 
-/// Looks the driver function up, since cudarc declares it for CUDA 12.3 and later alone.
+/// Looks up the driver function, since cudarc declares it only for CUDA 12.3 and later.
 fn function_name() -> Option<FunctionName> {
     let mut found = ptr::null_mut();
     let name = c"cuFuncGetName".as_ptr();
-    // SAFETY: the name ends in NUL, the driver writes to one place that lives, and a status need
-    // not be asked for.
+    // SAFETY: the name ends in NUL. The driver writes to one place that lives. The pointer for a
+    // status may be null.
     let result =
         unsafe { sys::cuGetProcAddress_v2(name, &raw mut found, 12030, 0, ptr::null_mut()) };
     let exists = result.result().is_ok() && !found.is_null();
-    // SAFETY: the driver gave the address of the function of this name and version, whose type this
-    // is in CUDA's header.
+    // SAFETY: the driver returned the address of the function of this name and version. CUDA's
+    // header declares this type for it.
     exists.then(|| unsafe { mem::transmute::<*mut c_void, FunctionName>(found) })
 }
 
@@ -122,12 +122,12 @@ fn symbol(function: CUfunction) -> std::result::Result<Option<String>, DriverErr
     let mut name = ptr::null();
     // SAFETY: the function is loaded, as its graph was instantiated.
     unsafe { name_of(&raw mut name, function) }.result()?;
-    // SAFETY: the driver gave a string that ends in NUL and lives as long as the function.
+    // SAFETY: the driver returned a string that ends in NUL and lives as long as the function.
     let name = unsafe { CStr::from_ptr(name) };
     Ok(Some(name.to_string_lossy().into_owned()))
 }
 
-/// Converts ten times the major number plus the minor one.
+/// Splits a number that is ten times the major version plus the minor one.
 fn capability(version: i32) -> Capability {
     // No GPU has a number that does not fit.
     let part = |number: i32| u8::try_from(number).unwrap_or(u8::MAX);

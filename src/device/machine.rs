@@ -1,16 +1,16 @@
-//! Peak rates of a GPU, by its own figures.
+//! Peak rates of a GPU, from figures that the driver reports.
 
 use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
 use cudarc::driver::{CudaContext, result};
 use mla_runtime::plan::crossover::Machine;
 use mla_runtime::spec::Capability;
 
-/// The part of an H200's peak rates, as its clocks allow them, that large GEMMs and copies reach:
-/// 795 of 1070 TFLOP/s, and 4.2 of 4.92 TB/s.
+/// Fractions of an H200's peak rates at its reported clocks that large GEMMs and copies reach: 795
+/// of 1070 TFLOP/s, and 4.2 of 4.92 TB/s.
 const FLOP_REACHED: f64 = 0.743;
 const BYTES_REACHED: f64 = 0.854;
 
-/// Returns the figures that the model of a layer's times takes; `None` if the driver does not give
+/// Returns the figures for the model of a layer's times, or `None` if the driver does not report
 /// them.
 pub(super) fn of(context: &CudaContext, capability: Capability) -> Option<Machine> {
     let attribute = |attribute| {
@@ -34,8 +34,8 @@ pub(super) fn of(context: &CudaContext, capability: Capability) -> Option<Machin
     .ok()
 }
 
-/// Returns the FLOP of one multiprocessor's tensor cores in a cycle, in bf16, as the data sheets'
-/// rates over clocks and multiprocessors give them.
+/// Returns the FLOP that the tensor cores of one multiprocessor do per cycle in bf16. The numbers
+/// are the rates of the data sheets, divided by clocks and multiprocessors.
 const fn flop_per_cycle(capability: Capability) -> f64 {
     match (capability.major, capability.minor) {
         (8, 0) => 2048.0,

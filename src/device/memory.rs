@@ -14,21 +14,21 @@ use super::failed;
 use super::faults::{Faults, Operation};
 use super::stream::{self, StreamId};
 
-/// Device memory that was allocated through a [`Cuda`](super::Cuda), and is freed with it.
+/// Device memory that was allocated through a [`Cuda`](super::Cuda). Dropping it frees the memory.
 ///
-/// It is a plain allocation, at one address for its whole life, as captured graphs, peer access and
-/// NCCL need it. Freeing waits for the stream on which it was allocated. If it cannot wait, as
-/// while the stream captures a graph, the memory is not freed, and a `tracing` event says so.
+/// It is a plain allocation at one address for its whole life, as captured graphs, peer access and
+/// NCCL need it. Freeing waits for the stream on which it was allocated. It cannot wait while the
+/// stream captures a graph. Then the memory is not freed, and a `tracing` event says so.
 pub struct Buffer {
     address: u64,
     len: usize,
-    /// The size in bytes of the guard in front of it, and of the one behind.
+    /// The size in bytes of the guard in front of the buffer, and of the one behind it.
     guard: usize,
     stream: Arc<CudaStream>,
     account: Allocated,
 }
 
-/// The bytes of the buffers that a device has handed out and not got back.
+/// The number of bytes in a device's live buffers.
 #[derive(Clone, Default)]
 pub(crate) struct Allocated(Arc<Counts>);
 
@@ -54,7 +54,7 @@ impl Allocated {
         self.0.bytes.load(Ordering::Relaxed)
     }
 
-    /// Gives buffers guards from now on, or none.
+    /// Turns guards around new buffers on or off.
     pub(super) fn guard(&self, on: bool) {
         self.0.guards.store(on, Ordering::Relaxed);
     }
@@ -73,8 +73,8 @@ impl Allocated {
     }
 }
 
-/// Makes the error of a failed allocation. In most cases too little memory is free; some drivers
-/// report a size that no GPU has as an invalid value.
+/// Makes the error of a failed allocation. Usually too little memory is free. Some drivers report a
+/// size that no GPU has as an invalid value.
 fn not_allocated(len: usize) -> impl FnOnce(DriverError) -> Error {
     move |error| match error.0 {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY | CUresult::CUDA_ERROR_INVALID_VALUE => {
@@ -102,7 +102,8 @@ impl Buffer {
             false => 0,
         };
         let bytes = len.max(1).saturating_add(2 * guard);
-        // SAFETY: the context is bound; `cuMemAlloc` refuses 0 bytes, so an empty buffer has one.
+        // SAFETY: the context is bound. `cuMemAlloc` refuses 0 bytes, so an empty buffer has one
+        // byte.
         let first = unsafe { result::malloc_sync(bytes) }.map_err(not_allocated(len))?;
         let buffer = Self {
             address: first + guard as u64,
@@ -136,18 +137,18 @@ impl Buffer {
         self.len
     }
 
-    /// True if there are none.
+    /// True if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Borrows all bytes, to read.
+    /// Borrows all bytes for reading.
     pub fn bytes(&self) -> Bytes<'_> {
         let Self { address, len, .. } = *self;
         Bytes::at(address, len, Some(StreamId::of(&self.stream)))
     }
 
-    /// Borrows all bytes, to write.
+    /// Borrows all bytes for writing.
     pub fn bytes_mut(&mut self) -> BytesMut<'_> {
         let Self { address, len, .. } = *self;
         BytesMut::at(address, len, Some(StreamId::of(&self.stream)))
@@ -155,16 +156,16 @@ impl Buffer {
 }
 
 impl Buffer {
-    /// Frees the memory when the stream has passed every launch that was given it. An error leaves
-    /// it allocated: it may be in use.
+    /// Frees the memory once the stream has passed every launch that uses it. After an error the
+    /// memory stays allocated, since it may be in use.
     fn free(&self) -> std::result::Result<(), DriverError> {
         stream::bind(self.stream.context())?;
         if stream::is_capturing(&self.stream)? {
             return Err(DriverError(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
         }
         stream::synchronize(&self.stream)?;
-        // SAFETY: the address came from `malloc_sync`, is freed once, and the stream has passed
-        // every launch that was given it.
+        // SAFETY: the address came from `malloc_sync` and is freed once. The stream has passed
+        // every launch that uses it.
         unsafe { result::free_sync(self.address - self.guard as u64) }
     }
 }
@@ -185,12 +186,12 @@ impl Drop for Buffer {
     }
 }
 
-/// Device memory that is read.
+/// A view of device memory for reading.
 #[derive(Clone, Copy)]
 pub struct Bytes<'a> {
     address: u64,
     len: usize,
-    /// The stream that orders accesses; none if the maker of the view does.
+    /// The stream that orders accesses, or `None` if the code that made the view orders them.
     stream: Option<StreamId>,
     owner: PhantomData<&'a [u8]>,
 }
@@ -205,14 +206,15 @@ impl Bytes<'_> {
         }
     }
 
-    /// Views memory of another owner. It belongs to no stream: every device takes it.
+    /// Views memory of another owner. The view belongs to no stream, so every device accepts it.
     ///
     /// # Safety
     ///
     /// `address` is that of `len` bytes of memory of the device that the bytes are used on. Until
     /// the stream has passed every launch that reads them, they stay allocated and nothing else
-    /// writes them. This holds for each device that the bytes are used on: a caller that uses them
-    /// on several orders their streams, by events through [`Cuda::stream`](super::Cuda::stream).
+    /// writes them. This holds for each device that the bytes are used on. A caller that uses them
+    /// on several devices orders their streams, by events through
+    /// [`Cuda::stream`](super::Cuda::stream).
     pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
         Self::at(address, len, None)
     }
@@ -226,7 +228,8 @@ impl Bytes<'_> {
         Self::at(address, len, Some(stream))
     }
 
-    /// Returns the stream that orders accesses; none if the maker of the view does.
+    /// Returns the stream that orders accesses, or `None` if the code that made the view orders
+    /// them.
     pub(super) fn stream(self) -> Option<StreamId> {
         self.stream
     }
@@ -241,7 +244,7 @@ impl Bytes<'_> {
         self.len
     }
 
-    /// True if there are none.
+    /// True if there are no bytes.
     pub fn is_empty(self) -> bool {
         self.len == 0
     }
@@ -257,11 +260,11 @@ impl Bytes<'_> {
     }
 }
 
-/// Device memory that is written.
+/// A view of device memory for writing.
 pub struct BytesMut<'a> {
     address: u64,
     len: usize,
-    /// The same as in [`Bytes`].
+    /// The stream that orders accesses, as in [`Bytes`].
     stream: Option<StreamId>,
     owner: PhantomData<&'a mut [u8]>,
 }
@@ -304,7 +307,7 @@ impl BytesMut<'_> {
         self.len
     }
 
-    /// True if there are none.
+    /// True if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

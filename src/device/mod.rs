@@ -1,26 +1,27 @@
-//! The GPU as a [`Device`](mla_runtime::device::Device): memory, streams and graphs through cudarc,
-//! the helper operations through this crate's kernels, GEMMs through cuBLAS, but those of few
-//! tokens with a matrix per head through a kernel of this crate.
+//! The GPU as a [`Device`](mla_runtime::device::Device).
 //!
-//! There are two tiers. The typed one is [`Cuda`] with the runtime's tensors over [`Bytes`]: those
-//! of a [`Buffer`], or of a cudarc slice through [`Cuda::lending`]. The raw one, for engines with
-//! pools of their own, is [`Bytes::from_raw`] over any address, and below that `mla_kernels::raw`
-//! (feature `raw`), the C interface itself.
+//! cudarc gives memory, streams and graphs. The helper operations are kernels of this crate. GEMMs
+//! go through cuBLAS, except those of few tokens with a matrix per head, for which this crate has a
+//! kernel.
 //!
-//! A handle is a context and a stream, and its memory belongs to that stream: buffers, loans, and
-//! what is made from them (views, workspaces, graphs). Nothing orders two streams, so every
-//! operation and every layer refuses memory of another one, by the name of the field. Two handles
-//! of the same stream are one. Memory that two streams share is lent to each by
-//! [`Bytes::from_raw`], whose caller orders them.
+//! There are two tiers. The typed one is [`Cuda`] with the runtime's tensors over [`Bytes`]: the
+//! bytes of a [`Buffer`], or of a cudarc slice through [`Cuda::lending`]. The raw one, for engines
+//! with memory pools of their own, is [`Bytes::from_raw`] over any address. Below it is
+//! `mla_kernels::raw` (feature `raw`), the C interface itself.
 //!
-//! Everything is enqueued on the device's own stream and returns at once, except
-//! [`download`](mla_runtime::tensor::Memory::download),
-//! [`synchronize`](mla_runtime::tensor::Memory::synchronize), freeing a [`Buffer`], and
-//! [`upload`](mla_runtime::tensor::Memory::upload) from memory that is registered with the driver
-//! (pinned), which waits for the stream. Nothing but
-//! [`allocate`](mla_runtime::tensor::Memory::allocate) allocates, so that everything but an upload
-//! can be captured into a [`Graph`]: a capture refuses that, since a replay would read the host's
-//! memory again.
+//! A handle is a context and a stream. Its memory belongs to that stream: buffers, loans, and what
+//! is made from them (views, workspaces, graphs). Nothing orders two streams, so every operation
+//! and every layer refuses memory of another stream, with an error that names the field. Two
+//! handles of the same stream count as one. Memory that two streams share is lent to each by
+//! [`Bytes::from_raw`], whose caller orders the streams.
+//!
+//! Operations are enqueued on the device's own stream and return at once, with four exceptions that
+//! wait for the stream. These are [`download`](mla_runtime::tensor::Memory::download),
+//! [`synchronize`](mla_runtime::tensor::Memory::synchronize), freeing a [`Buffer`], and an
+//! [`upload`](mla_runtime::tensor::Memory::upload) from pinned memory (memory that is registered
+//! with the driver). Only [`allocate`](mla_runtime::tensor::Memory::allocate) allocates. Everything
+//! else can be captured into a [`Graph`], except an upload: a capture refuses it, since a replay
+//! would read the host's memory again.
 
 pub(crate) mod argument;
 mod blas;
@@ -44,7 +45,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// The version of cudarc whose contexts, streams and slices this crate takes.
+/// The version of cudarc whose contexts, streams and slices this crate accepts.
 pub use cudarc;
 use cudarc::driver::{CudaContext, CudaStream};
 pub use graph::Graph;
@@ -64,10 +65,11 @@ use blas::Blas;
 pub(crate) use memory::Allocated;
 use module::Module;
 
-/// The fence of builds without kernels.
+/// The fence that builds without kernels use.
 const FENCE: &CStr = module::text(concat!(include_str!("fence.ptx"), "\0"));
 
-/// The first GPUs whose kernels may begin before the one before them has ended.
+/// The lowest compute capability of GPUs on which a kernel may begin before the preceding one has
+/// ended.
 const DEPENDENT_LAUNCH: Capability = Capability::new(9, 0);
 
 /// A GPU and one stream of it. Cloning gives another handle to the same stream.
@@ -81,47 +83,49 @@ struct Inner {
     gpu: Gpu,
     blas: Blas,
     account: Allocated,
-    /// The fence of a build without kernels, for a GPU whose kernels may overlap.
+    /// The fence of a build without kernels, on a GPU whose kernels may overlap.
     fence: Option<Module>,
-    /// A stream on which only waits are enqueued: see [`Cuda::aside`].
+    /// A stream on which only waits are enqueued, see [`Cuda::aside`].
     aside: OnceLock<Arc<CudaStream>>,
-    /// The thread that captures a graph from the stream through this handle; 0: none.
+    /// The thread that captures a graph from the stream through this handle, or 0 if none does.
     capturing: AtomicU64,
 }
 
 impl Cuda {
-    /// Opens the GPU with this number, in its primary context, and a new stream of its own.
+    /// Opens the GPU with this number, in its primary context, with a new stream.
     ///
-    /// This loads every helper kernel and makes the workspace of cuBLAS, so that nothing later has
-    /// to.
+    /// This loads every helper kernel and allocates the workspace of cuBLAS, so that no later
+    /// operation has to.
     ///
     /// # Errors
     ///
-    /// If there is no driver or no such GPU, or the driver refuses.
+    /// If there is no driver or no such GPU, or if the driver refuses.
     pub fn new(ordinal: usize) -> Result<Self> {
-        // The driver is looked for first, since cudarc panics without one.
+        // The presence of the driver is checked first, since cudarc panics without one.
         gpu::gpu(ordinal).map_err(|cause| unavailable(ordinal, cause))?;
         let context = CudaContext::new(ordinal).map_err(failed("retain context"))?;
         let stream = context.new_stream().map_err(failed("create stream"))?;
         Self::on_stream(stream)
     }
 
-    /// Takes a stream of cudarc's, and the GPU that it belongs to. For another library's stream,
-    /// adopt it first with cudarc's `wrap_borrowed_stream`. The default stream of each thread is
-    /// refused: its handle stands for another stream on each thread, and nothing orders them.
+    /// Makes a handle of a stream of cudarc's and the GPU that it belongs to.
+    ///
+    /// Another library's stream has to be adopted first, with cudarc's `wrap_borrowed_stream`. The
+    /// per-thread default stream is refused: its handle is a different stream on each thread, and
+    /// nothing orders these streams.
     ///
     /// # Errors
     ///
-    /// If the stream is the default one of each thread, or the driver refuses.
+    /// If the stream is the per-thread default one, or if the driver refuses.
     pub fn on_stream(stream: Arc<CudaStream>) -> Result<Self> {
         stream::check_shared("stream", &stream)?;
         let ordinal = stream.context().ordinal();
         let gpu = gpu::gpu(ordinal).map_err(|cause| unavailable(ordinal, cause))?;
         stream::bind(stream.context()).map_err(failed("bind context"))?;
-        // SAFETY: the function takes nothing; the context it loads into is current.
+        // SAFETY: the function has no parameters, and the context it loads into is current.
         let loaded = unsafe { raw::mla_load_helpers() };
-        // A build without kernels has no helpers, and each operation that needs one says so. But it
-        // needs a fence: kernels from elsewhere may overlap.
+        // A build without kernels has no helpers, and each operation that needs one fails with that
+        // reason. But it needs a fence, since kernels from elsewhere may overlap.
         let fence = match loaded.code {
             raw::LEFT_OUT if gpu.capability >= DEPENDENT_LAUNCH => {
                 Some(Module::load(&stream, FENCE, c"fence")?)
@@ -144,13 +148,13 @@ impl Cuda {
         })
     }
 
-    /// Returns the stream on which everything is enqueued. Through it, cudarc gives events, and
-    /// waits between streams.
+    /// Returns the stream on which everything is enqueued. cudarc makes events and waits between
+    /// streams from it.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.inner.stream
     }
 
-    /// Returns the identity of the stream, which all memory of this handle has.
+    /// Returns the identity of the stream. All memory of this handle has this identity.
     pub fn stream_id(&self) -> impl fmt::Display + fmt::Debug + Copy + Eq + use<> {
         StreamId::of(self.stream())
     }
@@ -160,8 +164,8 @@ impl Cuda {
         &self.inner.gpu
     }
 
-    /// Returns the bytes of all buffers that this device or a clone of it allocated and that still
-    /// live; without the workspace of cuBLAS.
+    /// Returns the size in bytes of all live buffers that this device and its clones allocated,
+    /// without the workspace of cuBLAS.
     pub fn allocated_bytes(&self) -> u64 {
         self.inner.account.bytes()
     }
@@ -172,7 +176,7 @@ impl Cuda {
     }
 
     /// True if the stream is capturing a graph. Meanwhile a backend must not prepare anything on
-    /// the host or copy from there: the graph would not repeat it.
+    /// the host or copy from the host, since the graph would not repeat it.
     ///
     /// # Errors
     ///
@@ -193,12 +197,14 @@ impl Cuda {
         &self.inner.blas
     }
 
-    /// Makes the stream's context current for this thread: before each launch through the raw
-    /// tier, or through a C function of one's own, which goes to the current context.
+    /// Makes the stream's context current for this thread.
+    ///
+    /// Call this before each launch through the raw tier or through a C function of your own, since
+    /// such a launch goes to the current context.
     ///
     /// # Errors
     ///
-    /// If the driver refuses, or another thread [captures](Self::capture) the stream.
+    /// If the driver refuses, or if another thread [captures](Self::capture) the stream.
     pub fn bind(&self) -> Result<()> {
         #[cfg(feature = "faults")]
         self.account().faults().reach(faults::Operation::Launch)?;
@@ -226,9 +232,11 @@ impl Cuda {
         stream::apart(context, || context.new_stream()).map_err(failed("create stream"))
     }
 
-    /// Returns a stream on which a slice's address can be taken. Taking it makes the stream wait
-    /// for the slice's events, and the device's own stream must not: no event from outside may
-    /// enter a capture. It is the device's own stream if cudarc has no events to wait for.
+    /// Returns a stream on which a slice's address can be taken.
+    ///
+    /// Taking the address makes that stream wait for the slice's events. The device's own stream
+    /// must not do so: no event from outside may enter a capture. If cudarc has no events to wait
+    /// for, this is the device's own stream.
     fn aside(&self) -> Result<&Arc<CudaStream>> {
         let context = self.stream().context();
         if !context.is_managing_stream_synchronization() {
@@ -241,7 +249,7 @@ impl Cuda {
         Ok(self.inner.aside.get_or_init(|| made))
     }
 
-    /// Refuses memory that another stream orders.
+    /// Refuses memory that belongs to another stream.
     fn check_stream(&self, field: &'static str, given: StreamId) -> Result<()> {
         let own = StreamId::of(self.stream());
         if given == own {

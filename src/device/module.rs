@@ -1,5 +1,5 @@
-//! Kernels that are PTX of this crate's own, which the driver compiles: a build with the device
-//! alone has no other.
+//! Kernels in PTX of this crate's own, which the driver compiles. A build without other kernels has
+//! only these.
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
@@ -12,7 +12,7 @@ use mla_runtime::Result;
 
 use super::{failed, stream};
 
-/// Makes the text that the driver takes of a file that a zero byte was added to.
+/// Converts a file's text, with a zero byte appended, to the text that the driver takes.
 pub(super) const fn text(ptx: &str) -> &CStr {
     match CStr::from_bytes_with_nul(ptx.as_bytes()) {
         Ok(text) => text,
@@ -20,51 +20,52 @@ pub(super) const fn text(ptx: &str) -> &CStr {
     }
 }
 
-/// A module with one kernel, loaded for launches on one stream: none of these loads anything, so
-/// that each can be captured.
+/// A module with one kernel, loaded for launches on one stream. No launch loads anything, so each
+/// can be captured.
 pub(super) struct Module {
     stream: Arc<CudaStream>,
     module: CUmodule,
     kernel: CUfunction,
 }
 
-// SAFETY: the driver takes calls on a module and its kernel from any thread, and nothing of them
-// changes until the module is unloaded, when no handle is left.
+// SAFETY: the driver takes calls on a module and its kernel from any thread. They do not change
+// until the module is unloaded, and then no handle is left.
 unsafe impl Send for Module {}
-// SAFETY: as for `Send`, calls from any thread change nothing of it.
+// SAFETY: as for `Send`, calls from any thread do not change it.
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Compiles and loads the kernel of this name. The stream's context is current.
+    /// Compiles and loads the kernel of this name. The stream's context must be current.
     pub(super) fn load(stream: &Arc<CudaStream>, ptx: &CStr, kernel: &CStr) -> Result<Self> {
         // SAFETY: the image is text that ends in a zero byte.
         let module = unsafe { result::module::load_data(ptx.as_ptr().cast()) };
-        // The module is owned from here on, so that it is unloaded also if it lacks the kernel.
+        // `loaded` owns the module from here on, so the module is unloaded even if it lacks the
+        // kernel.
         let mut loaded = Self {
             stream: stream.clone(),
             module: module.map_err(failed("load PTX"))?,
             kernel: ptr::null_mut(),
         };
-        // SAFETY: the module is loaded, and unloaded when this is dropped.
+        // SAFETY: the module is loaded. It is unloaded when `loaded` is dropped.
         loaded.kernel = unsafe { result::module::get_function(loaded.module, kernel.to_owned()) }
             .map_err(failed("find a kernel of PTX"))?;
         Ok(loaded)
     }
 
-    /// Enqueues one CTA of the kernel, which may or may not begin before the kernel before it has
-    /// ended. The stream's context is current.
+    /// Enqueues one CTA of the kernel. `is_early` says whether it may begin before the preceding
+    /// kernel has ended. The stream's context must be current.
     ///
     /// # Safety
     ///
-    /// The kernel takes these parameters and this many threads, and what it accesses through them
-    /// stays allocated until the stream has passed this.
+    /// The kernel takes these parameters and this number of threads. The memory that it accesses
+    /// through them stays allocated until the stream has passed this launch.
     pub(super) unsafe fn launch<const N: usize>(
         &self,
         threads: u32,
         mut values: [u64; N],
         is_early: bool,
     ) -> Result<()> {
-        // SAFETY: a struct of plain numbers, for which zeros are values.
+        // SAFETY: the struct has only numbers, which may be zero.
         let mut early: CUlaunchAttribute = unsafe { std::mem::zeroed() };
         early.id = LaunchAttribute::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         early.value.programmaticStreamSerializationAllowed = 1;
@@ -83,7 +84,7 @@ impl Module {
         let mut parameters = values
             .each_mut()
             .map(|value| ptr::from_mut(value).cast::<c_void>());
-        // SAFETY: the kernel is of a module that lives, in the stream's context, and the driver
+        // SAFETY: the kernel belongs to a module that lives, in the stream's context. The driver
         // reads the configuration and the parameters before it returns. The caller answers for the
         // rest.
         unsafe {
@@ -103,7 +104,7 @@ impl Drop for Module {
     fn drop(&mut self) {
         let unload = || {
             stream::synchronize(&self.stream)?;
-            // SAFETY: it was loaded once, and the stream has passed every launch of it.
+            // SAFETY: the module was loaded once, and the stream has passed every launch of it.
             unsafe { result::module::unload(self.module) }
         };
         if let Err(error) = unload() {

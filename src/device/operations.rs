@@ -93,9 +93,9 @@ impl Memory for Cuda {
         self.account().faults().reach(Operation::Upload)?;
         self.make_current()?;
         refuse_capture(self)?;
-        // SAFETY: the destination is as long as the source. From ordinary host memory the driver
-        // has taken the bytes when the call returns, since no graph is being captured; from memory
-        // that is registered with it, it may not have, so that is waited for.
+        // SAFETY: the destination is as long as the source. No graph is being captured, so the
+        // driver has copied from ordinary host memory when the call returns. A copy from memory
+        // that is registered with the driver may still be running, so it is waited for.
         unsafe { result::memcpy_htod_async(to.address(), from, self.stream().cu_stream()) }
             .map_err(failed("upload"))?;
         if is_registered(from) {
@@ -112,8 +112,8 @@ impl Memory for Cuda {
             return self.synchronize();
         }
         self.make_current()?;
-        // SAFETY: the source is as long as the destination, which is borrowed until the copy is
-        // done.
+        // SAFETY: the source is as long as the destination. The destination is borrowed until the
+        // copy is done.
         unsafe { result::memcpy_dtoh_async(to, from.address(), self.stream().cu_stream()) }
             .map_err(failed("download"))?;
         self.synchronize()
@@ -125,7 +125,8 @@ impl Memory for Cuda {
     }
 }
 
-/// Refuses a capture: a graph would read the host's memory at each replay, when it may be gone.
+/// Refuses a capture. A graph would read the host's memory at each replay, when that memory may be
+/// freed.
 fn refuse_capture(device: &Cuda) -> Result<()> {
     if !device.is_capturing()? {
         return Ok(());
@@ -217,9 +218,9 @@ impl Device for Cuda {
         };
         self.bind()?;
         // SAFETY: both tensors were checked to hold what their layouts say, and to have one dtype
-        // and rows of one shape; `places` has an entry for each row of the first tensor. The kernel
-        // itself checks places against the rows of the second tensor, which is borrowed mutably, so
-        // the first tensor and `places` do not overlap it.
+        // and rows of one shape. `places` has an entry for each row of the first tensor. The kernel
+        // itself checks places against the rows of the second tensor. That tensor is borrowed
+        // mutably, so the first tensor and `places` do not overlap it.
         unsafe { raw::check("copy rows", raw::mla_copy_rows(&params, self.raw_stream())) }
     }
 
@@ -243,9 +244,9 @@ impl Device for Cuda {
             dtype: dtype_code(layout.dtype),
         };
         self.bind()?;
-        // SAFETY: `Fp8Blocks` has a code for each element and a scale for each block; the output
-        // was checked to hold the same number of elements and is borrowed mutably, so the others
-        // are elsewhere.
+        // SAFETY: `Fp8Blocks` has a code for each element and a scale for each block. The output
+        // was checked to hold the same number of elements. It is borrowed mutably, so the inputs do
+        // not overlap it.
         unsafe {
             raw::check(
                 "dequantize",
@@ -293,7 +294,7 @@ impl Device for Cuda {
         };
         self.bind()?;
         // SAFETY: the vectors were checked to hold what their layouts say, and to agree with the
-        // tables; the kernel itself checks positions against the tables, and a cache without pages
+        // tables. The kernel itself checks positions against the tables. A cache without pages
         // takes no row.
         unsafe { raw::check("rotate", raw::mla_cache_write(&params, self.raw_stream())) }
     }
@@ -312,10 +313,10 @@ impl Device for Cuda {
         let query = queries.rotation(&rows)?;
         let write = rows_params(self, rows, query)?;
         self.bind()?;
-        // SAFETY: the tensors were checked to hold what their layouts say, which agree; outputs are
-        // borrowed mutably, so they are apart from each other and from the inputs. Slots and
-        // positions are checked by the kernel itself. Constant weights are written by nothing that
-        // is still enqueued (`TensorRef::assume_constant`), and others are waited for.
+        // SAFETY: the tensors were checked to hold what their layouts say, and the layouts agree.
+        // Outputs are borrowed mutably, so they do not overlap each other or the inputs. The kernel
+        // itself checks slots and positions. No enqueued work still writes constant weights
+        // (`TensorRef::assume_constant`), and the kernel waits for other weights.
         unsafe {
             raw::check(
                 "absorb",
@@ -333,9 +334,9 @@ impl Device for Cuda {
     ) -> Result<()> {
         let params = gather_params(self, &cache, &rows, &latent, &rope)?;
         self.bind()?;
-        // SAFETY: cache and outputs were checked to hold what their layouts say, the index arrays
-        // to be as long as the segments need; the kernel itself checks the pages that it finds in
-        // them.
+        // SAFETY: cache and outputs were checked to hold what their layouts say, and the index
+        // arrays to be as long as the segments need. The kernel itself checks the pages in these
+        // arrays.
         unsafe {
             raw::check(
                 "gather cache",
@@ -370,8 +371,8 @@ impl Device for Cuda {
         }
         let params = cache_expand::params(gather, &weights, to)?;
         self.bind()?;
-        // SAFETY: as for a gather; besides, the weights and the output were checked to hold what
-        // their layouts say, and the output is borrowed mutably, so the inputs are elsewhere.
+        // SAFETY: as for a gather. Besides, the weights and the output were checked to hold what
+        // their layouts say. The output is borrowed mutably, so the inputs do not overlap it.
         unsafe {
             raw::check(
                 "expand cache",
@@ -416,7 +417,8 @@ impl Device for Cuda {
             dtype: dtype_code(layout.dtype),
         };
         self.bind()?;
-        // SAFETY: all four tensors were checked to hold what their layouts say, which agree.
+        // SAFETY: all four tensors were checked to hold what their layouts say, and the layouts
+        // agree.
         unsafe { raw::check("merge", raw::mla_merge(&params, self.raw_stream())) }
     }
 
@@ -467,8 +469,8 @@ impl Device for Cuda {
             params.gate_width = narrow("gate", layout.shape[2])?;
         }
         self.bind()?;
-        // SAFETY: the tensors and arrays were checked to hold what their layouts say, which agree;
-        // the output is borrowed mutably, so the inputs are elsewhere.
+        // SAFETY: the tensors and arrays were checked to hold what their layouts say, and the
+        // layouts agree. The output is borrowed mutably, so the inputs do not overlap it.
         unsafe { raw::check("outputs", raw::mla_outputs(&params, self.raw_stream())) }
     }
 
@@ -480,8 +482,8 @@ impl Device for Cuda {
         match &self.inner.fence {
             // SAFETY: the kernel in the PTX takes no parameters, and up to 32 threads.
             Some(fence) => unsafe { fence.launch(32, [], false) },
-            // SAFETY: the function takes a stream alone, which is the device's, of the context that
-            // is current.
+            // SAFETY: the function takes only a stream. It is the device's, and its context is
+            // current.
             None => unsafe { raw::check("fence", raw::mla_fence(self.raw_stream())) },
         }
     }
@@ -526,7 +528,7 @@ impl Device for Cuda {
             unit: C::UNIT,
         };
         self.bind()?;
-        // SAFETY: both were checked to hold what their layouts say, which agree.
+        // SAFETY: both were checked to hold what their layouts say, and the layouts agree.
         unsafe {
             raw::check(
                 "convert lse",
@@ -537,7 +539,7 @@ impl Device for Cuda {
 }
 
 impl Cuda {
-    /// Refuses views of memory that another stream orders.
+    /// Refuses views of memory that belongs to another stream.
     pub(crate) fn check_memory<const N: usize>(
         &self,
         views: [(&'static str, Bytes<'_>); N],
@@ -547,7 +549,7 @@ impl Cuda {
             .try_for_each(|(field, bytes)| self.check_bytes(field, bytes))
     }
 
-    /// Refuses factors that do not fit each other or their product.
+    /// Refuses factors that do not fit each other or the result.
     fn check_product(
         &self,
         a: &TensorRef<'_, Self>,
@@ -562,7 +564,7 @@ impl Cuda {
         ])
     }
 
-    /// True if a kernel may begin here before the one before it has ended.
+    /// True if a kernel may begin on this GPU before the preceding one has ended.
     fn has_dependent_launch(&self) -> bool {
         self.gpu().capability >= DEPENDENT_LAUNCH
     }
@@ -586,10 +588,10 @@ impl Cuda {
         self.bind()?;
         if head_gemm::fits(Fusion::Alone, &a, &b, &c) {
             let params = head_gemm::params(&a, &b, c, ready)?;
-            // SAFETY: the tensors were checked to hold what their layouts say, which agree; the
-            // output is borrowed mutably, so the inputs are elsewhere. Only constant weights are
-            // not waited for (`TensorRef::assume_constant`), and the rest only if the contract of
-            // `gemm_ready` holds.
+            // SAFETY: the tensors were checked to hold what their layouts say, and the layouts
+            // agree. The output is borrowed mutably, so the inputs do not overlap it. The kernel
+            // reads constant weights without waiting (`TensorRef::assume_constant`), and anything
+            // else only if the contract of `gemm_ready` holds.
             return unsafe { raw::check("gemm", raw::mla_head_gemm(&params, self.raw_stream())) };
         }
         let layout = *c.layout();
@@ -608,8 +610,8 @@ impl Cuda {
     ) -> Result<()> {
         let params = write_params(self, latent, rope, slots, cache, rotation)?;
         self.bind()?;
-        // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree;
-        // the kernel itself checks slots and positions against the cache and the tables.
+        // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree.
+        // The kernel itself checks slots and positions against the cache and the tables.
         unsafe {
             raw::check(
                 "write cache",
@@ -634,8 +636,8 @@ impl Cuda {
             element_bytes: layout.dtype.bytes() as i32,
         };
         self.bind()?;
-        // SAFETY: both tensors were checked to hold what their layouts say, of one shape and dtype;
-        // the output is borrowed mutably, so the input is elsewhere.
+        // SAFETY: both tensors were checked to hold what their layouts say, and have one shape and
+        // dtype. The output is borrowed mutably, so the input does not overlap it.
         unsafe { raw::check("copy", raw::mla_copy(&params, self.raw_stream())) }
     }
 }
@@ -646,8 +648,8 @@ fn wide_all(numbers: [usize; 3]) -> Result<[i64; 3]> {
     Ok([a?, b?, c?])
 }
 
-/// Returns the parameters of a write of these rows to the cache, with the rotation of `query`,
-/// every tensor checked.
+/// Returns the parameters of a write of these rows to the cache, together with the rotation of
+/// `query`. This checks every tensor.
 pub(crate) fn rows_params(
     device: &Cuda,
     rows: CacheRows<'_, Cuda>,
@@ -665,7 +667,7 @@ pub(crate) fn rows_params(
     write_params(device, latent, rope, slots, cache, rotation)
 }
 
-/// Returns the parameters of a write to the cache, every tensor checked.
+/// Returns the parameters of a write to the cache. This checks every tensor.
 fn write_params(
     device: &Cuda,
     latent: TensorRef<'_, Cuda>,
@@ -688,7 +690,8 @@ fn write_params(
         ("cache", cache.as_ref().bytes()),
         ("cache (rope)", cache.as_ref().rope_bytes()),
     ])?;
-    // An address alone, which borrows nothing: the cache is borrowed mutably until the call ends.
+    // This is only an address and borrows nothing. The cache is borrowed mutably until the call
+    // ends.
     let cache_rope = cache.as_ref().rope_bytes().address();
     let mut params = raw::MlaCacheWriteParams {
         latent: latent.bytes().address() as *const _,
@@ -718,7 +721,7 @@ fn write_params(
     Ok(params)
 }
 
-/// Refuses arrays of other lengths than the segments of these rows have. Returns the number of
+/// Refuses arrays whose lengths do not fit the segments of these rows. Returns the number of
 /// segments.
 fn check_segments(rows: &GatherRows<'_, Cuda>) -> Result<usize> {
     let segments = rows.row_starts.len().saturating_sub(1);
@@ -734,7 +737,7 @@ fn check_segments(rows: &GatherRows<'_, Cuda>) -> Result<usize> {
     Ok(segments)
 }
 
-/// Returns the parameters of a gather of these rows, every tensor checked.
+/// Returns the parameters of a gather of these rows. This checks every tensor.
 fn gather_params(
     device: &Cuda,
     cache: &CacheRef<'_, Cuda>,
@@ -800,12 +803,12 @@ fn same_length(host: usize, device: usize) -> Result<()> {
     }
 }
 
-// Returns true if the driver knows these host bytes, so that it may copy from them without staging.
+// Returns true if the driver knows these host bytes. It may then copy from them without staging.
 fn is_registered(bytes: &[u8]) -> bool {
     let mut kind = 0u32;
     let mut attribute = sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
     let mut value: *mut c_void = (&raw mut kind).cast();
-    // SAFETY: one attribute is asked for, which is 32 bits wide. Any address may be asked about:
+    // SAFETY: the call asks for one attribute, which is 32 bits wide. It may ask about any address:
     // for one that the driver does not know, the attribute is 0.
     let status = unsafe {
         sys::cuPointerGetAttributes(1, &raw mut attribute, &raw mut value, bytes.as_ptr() as u64)

@@ -1,5 +1,5 @@
-//! Means of a GPU for conformance tests: kernels that overlap with those before and behind them,
-//! replays of graphs, and guards around buffers.
+//! The GPU's tools for conformance tests: kernels that overlap with the preceding and following
+//! ones, replays of graphs, and guards around buffers.
 
 use std::ffi::CStr;
 
@@ -16,10 +16,10 @@ const PTX: &CStr = text(concat!(include_str!("probe.ptx"), "\0"));
 /// Delay of a late copy: far longer than it takes to enqueue a call behind it.
 const DELAY_NS: u64 = 500_000;
 
-/// Threads of a copy's one CTA. It leaves the other SMs to kernels that begin early.
+/// Threads of a copy's one CTA. A single CTA leaves the other SMs to kernels that begin early.
 const THREADS: u32 = 1024;
 
-/// The copy, loaded into a device's context.
+/// The copy kernel, loaded into a device's context.
 pub(super) struct Copies {
     device: Cuda,
     kernel: Module,
@@ -34,8 +34,8 @@ impl Copies {
         })
     }
 
-    /// Enqueues a copy, which may or may not begin before the kernel before it has ended. Refuses
-    /// other lengths, and memory of other streams.
+    /// Enqueues a copy. `is_early` says whether it may begin before the preceding kernel has ended.
+    /// Refuses ranges of different lengths, and memory of other streams.
     fn copy(
         &self,
         from: Bytes<'_>,
@@ -51,9 +51,9 @@ impl Copies {
         device.bind()?;
         let bytes = from.len() as u64;
         let values = [from.address(), to.address(), bytes, releases, waits, delay];
-        // SAFETY: the parameters and the threads are those of the kernel in the PTX; both views are
-        // of memory of this device with that number of bytes, whose buffers wait for the stream
-        // before they are freed.
+        // SAFETY: the parameters and the number of threads are those of the kernel in the PTX. Both
+        // views are memory of this device with that number of bytes. Their buffers wait for the
+        // stream before they are freed.
         unsafe { self.kernel.launch(THREADS, values, is_early) }
     }
 }
@@ -72,14 +72,14 @@ impl Dependents<Cuda> for Copies {
     }
 }
 
-/// Does what `work` enqueues, captures it, changes its inputs, and replays it twice.
+/// Runs `work` once, captures it, changes its inputs, and replays the graph twice.
 pub(super) fn replay(device: &Cuda, work: &mut dyn Replayed) -> Result<()> {
     work.enqueue()?;
     device.synchronize()?;
     let graph = device.capture(|_| work.enqueue())?;
     work.change()?;
     for _ in 0..2 {
-        // SAFETY: what was captured is memory that `work` holds, which is borrowed until the stream
+        // SAFETY: the graph uses only memory that `work` holds. `work` is borrowed until the stream
         // has passed the replays.
         unsafe { graph.replay() }?;
     }
@@ -102,8 +102,9 @@ impl Guards for Cuda {
             let behind = address + len as u64;
             for (place, first) in [("in front of", address - GUARD as u64), ("behind", behind)] {
                 let mut guard = [0; GUARD];
-                // SAFETY: the guards of a live buffer are a part of its allocation, and its list is
-                // held until they are read: a buffer leaves it before it is freed.
+                // SAFETY: the guards of a live buffer are a part of its allocation. The list of
+                // live buffers is locked until the guards are read, and a buffer leaves the list
+                // before it is freed.
                 let bytes = unsafe { Bytes::from_raw(first, GUARD) };
                 self.download(bytes, &mut guard)?;
                 if let Some(at) = guard.iter().position(|byte| *byte != GUARD_BYTE) {

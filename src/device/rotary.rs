@@ -81,9 +81,11 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// Returns the parameters of a rotation alone: those of a write to a cache without pages, to which
-/// no slot belongs. Its rows and slots are read and not used. Returns `None` if there is nothing to
+/// Returns the parameters of a rotation without a cache write, or `None` if there is nothing to
 /// rotate.
+///
+/// They describe a write to a cache without pages, in which no slot lies. Rows and slots of the
+/// write are read, but nothing is stored.
 pub(super) fn params(
     device: &Cuda,
     rotary: &Rotary<'_>,

@@ -1,8 +1,8 @@
-//! A stream: its identity, and calls of the driver that report their own errors alone.
+//! A stream: its identity, and calls of the driver that report only their own errors.
 //!
-//! cudarc keeps an error that a drop could not return, and gives it to the next call on the same
-//! context. An operation here would fail in its place, and a free would not wait. Nothing here
-//! therefore goes through the calls of cudarc that look at that error.
+//! cudarc keeps an error that a drop could not return, and returns it from the next call on the
+//! same context. That call would then fail although nothing is wrong with it, and a free would not
+//! wait. This module therefore avoids the calls of cudarc that look at the stored error.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ type Result<T> = std::result::Result<T, DriverError>;
 /// The driver's handle of the stream that each thread has by default.
 const PER_THREAD: usize = 2;
 
-/// Identity of a stream: accesses to memory are in order if they are enqueued on equal ones.
+/// Identity of a stream. Accesses to memory are in order if they are enqueued on equal streams.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct StreamId {
     ordinal: usize,
@@ -49,8 +49,8 @@ impl fmt::Display for StreamId {
     }
 }
 
-/// Refuses the handle that stands for another stream on each thread: nothing orders what threads
-/// enqueue through it.
+/// Refuses the handle of the per-thread default stream. It stands for another stream on each
+/// thread, so nothing orders what threads enqueue through it.
 pub(super) fn check_shared(field: &'static str, stream: &CudaStream) -> mla_runtime::Result<()> {
     if stream.cu_stream().addr() != PER_THREAD {
         return Ok(());
@@ -77,37 +77,38 @@ pub(super) fn bind(context: &CudaContext) -> Result<()> {
     if result::ctx::get_current()? == Some(wanted) {
         return Ok(());
     }
-    // SAFETY: the context lives as long as the object that has it.
+    // SAFETY: the context lives as long as the object that owns it.
     unsafe { result::ctx::set_current(wanted) }
 }
 
 /// Waits for everything that is enqueued on the stream.
 pub(super) fn synchronize(stream: &CudaStream) -> Result<()> {
     bind(stream.context())?;
-    // SAFETY: the stream lives as long as the object that has it.
+    // SAFETY: the stream lives as long as the object that owns it.
     unsafe { result::stream::synchronize(stream.cu_stream()) }
 }
 
 /// True if the stream captures a graph.
 pub(super) fn is_capturing(stream: &CudaStream) -> Result<bool> {
     bind(stream.context())?;
-    // SAFETY: the stream lives as long as the object that has it.
+    // SAFETY: the stream lives as long as the object that owns it.
     let status = unsafe { result::stream::is_capturing(stream.cu_stream()) }?;
     Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
-/// Lets `waiting` wait for everything that is enqueued on `other`.
+/// Makes `waiting` wait for everything that is enqueued on `other`.
 pub(super) fn join(waiting: &CudaStream, other: &CudaStream) -> Result<()> {
     bind(other.context())?;
     let event = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
-    // SAFETY: the streams live as long as the objects that have them, and the event was just made.
+    // SAFETY: the streams live as long as the objects that own them, and the event was just made.
     let joined = unsafe {
         result::event::record(event, other.cu_stream()).and_then(|()| {
             let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
             result::stream::wait_event(waiting.cu_stream(), event, flags)
         })
     };
-    // SAFETY: the event is destroyed once; the driver keeps what the wait above needs of it.
+    // SAFETY: the event is destroyed once. The driver keeps the part of it that the wait above
+    // needs.
     let destroyed = unsafe { result::event::destroy(event) };
     joined.and(destroyed)
 }
@@ -123,7 +124,7 @@ pub(super) fn apart<T>(context: &Arc<CudaContext>, call: impl FnOnce() -> Result
     own.map(|()| given)
 }
 
-/// Logs an error that no caller is there to receive.
+/// Logs an error that cannot be returned to a caller.
 pub(super) fn log(operation: &'static str, error: &dyn fmt::Display) {
     tracing::error!(operation, %error, "a GPU's resource was not given back");
 }

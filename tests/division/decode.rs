@@ -1,5 +1,5 @@
-//! Division of a batch among CTAs by the decode kernel, computed on the host by the kernel's own
-//! code.
+//! Tests of the decode kernel's division of a batch among CTAs, computed on the host by the
+//! kernel's own code.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ const TILE_TOKENS: usize = 64;
 struct Batch {
     heads: usize,
     query_len: usize,
-    /// Query tokens of each request, or `query_len` each.
+    /// Query tokens of each request. `None` means `query_len` for each.
     queries: Option<Vec<usize>>,
     lens: Vec<usize>,
     groups: usize,
@@ -70,11 +70,11 @@ impl Batch {
             .map(|group| {
                 let mut count = 0;
                 let mut items = Vec::new();
-                // The first call asks for the number of items, the second for the items.
+                // The first call gets the number of items, and the second gets the items.
                 for _ in 0..2 {
                     items = vec![MlaDecodeWorkItem::default(); count as usize];
-                    // SAFETY: the pointers are to arrays of as many elements as the header asks
-                    // for.
+                    // SAFETY: the pointers are to arrays with the numbers of elements that the
+                    // header asks for.
                     let status = unsafe {
                         raw::mla_decode_sm90_work_items(
                             &params,
@@ -85,7 +85,7 @@ impl Batch {
                             &mut count,
                         )
                     };
-                    // SAFETY: the status is that of a function of `raw`.
+                    // SAFETY: the status was returned by a function of `raw`.
                     unsafe { raw::check("mla_decode_sm90_work_items", status) }.unwrap();
                 }
                 items
@@ -93,7 +93,8 @@ impl Batch {
             .collect()
     }
 
-    /// Checks all that the kernel relies on; returns the maximum of the groups' KV tiles.
+    /// Checks everything that the kernel relies on. Returns the largest number of KV tiles of a
+    /// group.
     fn check(&self) -> usize {
         let groups = self.items();
         // The splits of each query tile, by request and first row, each with its group.
@@ -106,8 +107,8 @@ impl Batch {
                     .or_default()
                     .push((group, *item));
             }
-            // A group's place in the workspace: for a split of a tile that begins with it, and for
-            // another.
+            // A group has two places in the workspace: for a split of a tile that begins with it,
+            // and for another split.
             let split = |first| {
                 items
                     .iter()
@@ -156,8 +157,8 @@ impl Batch {
         max
     }
 
-    /// No group has more KV tiles beyond an even share than `worth` of scheduler.cuh allows. Both
-    /// numbers count one KV tile more for each query tile.
+    /// Checks that no group has more KV tiles beyond an even share than `worth` of scheduler.cuh
+    /// allows. Both numbers count one further KV tile for each query tile.
     fn check_balance(&self, rows: usize, max: usize) {
         let cost: usize = (0..self.lens.len())
             .map(|request| {
@@ -165,8 +166,8 @@ impl Batch {
             })
             .sum();
         let share = cost as f64 / self.groups as f64;
-        // Factors of an even share, and KV tiles beside it, that `worth` grants divided tiles and
-        // whole ones.
+        // For divided and for whole tiles, `worth` allows a multiple of an even share, and a number
+        // of KV tiles besides.
         let granted: &[(f64, f64)] = match rows {
             65.. => &[(17.0 / 16.0, 3.0)],
             33.. => &[(17.0 / 16.0, 7.0), (4.0 / 3.0, 4.0)],
@@ -175,8 +176,8 @@ impl Batch {
         let limits = granted
             .iter()
             .map(|(of_share, beside)| of_share * share + beside - 1.0);
-        // Ranges of a division in line are at most a share that is rounded up. Splits of a very
-        // long tile may exceed it by the rounding error of a float.
+        // The ranges of an in-line division are at most a rounded-up share. Splits of a very long
+        // tile may exceed it by the rounding error of a float.
         let limit = limits.fold(share + 1.0, f64::max) + share / f64::from(1 << 20);
         assert!(max as f64 <= limit, "{max} of {limit}: {share} each");
     }
@@ -202,7 +203,7 @@ fn every_kv_tile_is_done_once_at_equal_lengths() {
             for len in [0, 1, 63, 64, 65, 128, 1000, 4096, 8192, 131_072] {
                 let mut batch = Batch::equal(heads, query_len, requests, len, groups);
                 let max = batch.check();
-                // The same batch, with a length for each request.
+                // This is the same batch with the query length of each request.
                 batch.queries = Some(vec![query_len; requests]);
                 assert_eq!(batch.check(), max);
             }
@@ -258,7 +259,8 @@ fn every_kv_tile_is_done_once_in_batches_with_many_empty_requests() {
             _ => rng.random_range(900..=1024),
         };
         let query_len = rng.random_range(1..=16);
-        // Percentages of the requests that have no tokens, no query tokens, or a long context.
+        // These are the percentages of requests without tokens, without query tokens, and with a
+        // long context.
         let [empty, silent, long] = [(); 3].map(|()| rng.random_range(0..=100));
         let longest = 1 << rng.random_range(6..=17);
         let mut one_of = |percent: i32| rng.random_range(0..100) < percent;
@@ -289,9 +291,9 @@ fn every_kv_tile_is_done_once_in_batches_with_many_empty_requests() {
 
 #[test]
 fn a_query_tile_has_the_rows_that_leave_the_fewest_ctas_idle() {
-    // The number of CTAs in a group, of 64 rows each: one; two; three for 129 to 192 rows; five,
-    // seven, 11 and 13 if two and three would leave one idle, unless requests have room for at most
-    // 256 tokens.
+    // The number of CTAs of 64 rows in a group is one or two, or three for 129 to 192 rows. It is
+    // five, seven, 11 or 13 if two or three would leave one idle, unless requests have room for at
+    // most 256 tokens.
     for (heads, query_len, long, short) in [
         (8, 1, 8, 8),
         (64, 1, 64, 64),
@@ -319,10 +321,10 @@ fn a_query_tile_has_the_rows_that_leave_the_fewest_ctas_idle() {
 
 #[test]
 fn equal_tiles_are_divided_alike() {
-    // The 66 groups divide into two for each of 32 requests, or eight for each of 8.
+    // The 66 groups are divided into two for each of 32 requests, or eight for each of 8.
     assert_eq!(Batch::equal(128, 1, 32, 4096, 66).check(), 32);
     assert_eq!(Batch::equal(128, 1, 8, 8192, 66).check(), 16);
-    // The 132 groups divide into four for each of 32 requests.
+    // The 132 groups are divided into four for each of 32 requests.
     assert_eq!(Batch::equal(16, 1, 32, 4096, 132).check(), 16);
     for batch in [
         Batch::equal(128, 1, 32, 4096, 66),
@@ -344,7 +346,7 @@ fn tiles_of_unequal_length_get_groups_of_their_own() {
         lens: vec![1024, 4096, 16_384, 32_768],
         groups: 132,
     };
-    // 848 KV tiles: 132 groups need seven each.
+    // There are 848 KV tiles, so 132 groups need seven each.
     assert_eq!(batch.check(), 7);
     assert!(batch.items().iter().all(|items| items.len() <= 1));
 }
@@ -354,7 +356,7 @@ fn arguments_that_cannot_be_divided_are_refused() {
     let mut params = MlaDecodeParams::default();
     let refusal = |params: &MlaDecodeParams, groups, group| {
         let mut count = 0;
-        // SAFETY: there is no room for items, and what the other pointers point to lives.
+        // SAFETY: there is no room for items, and the values behind the other pointers live.
         let status = unsafe {
             raw::mla_decode_sm90_work_items(
                 params,
@@ -365,7 +367,7 @@ fn arguments_that_cannot_be_divided_are_refused() {
                 &mut count,
             )
         };
-        // SAFETY: the status is that of a function of `raw`.
+        // SAFETY: the status was returned by a function of `raw`.
         unsafe { raw::check("mla_decode_sm90_work_items", status) }
             .map_err(|error| error.to_string())
     };

@@ -1,5 +1,5 @@
-//! The kernels' own code on the host: the division of batches among CTAs, the protocol of what is
-//! divided, and refusals. One program, since each carries the code of all kernels.
+//! Tests of the kernels' own code on the host: the division of batches among CTAs, the protocol of
+//! splits, and refusals. It is one program, since each program contains the code of all kernels.
 
 #![cfg(feature = "sm90")]
 

@@ -1,5 +1,5 @@
-//! The order in which the prefill kernel hands out query tiles, and its division of the keys of few
-//! tiles among CTAs, computed on the host by the kernel's own code.
+//! Tests of the prefill kernel's order of query tiles, and of its division of keys among CTAs for
+//! few tiles. Both are computed on the host by the kernel's own code.
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
@@ -7,12 +7,13 @@ use mla_kernels::raw::{self, MlaPrefillParams, MlaPrefillWorkItem, MlaStatus};
 use rand::{RngExt as _, SeedableRng as _};
 
 const QUERIES: usize = 128;
-/// Cost of an item beside its KV tiles, and the minimum cost of combining, in KV tiles: as
-/// `split_plan.cuh` predicts.
+/// Cost of an item besides its KV tiles, and the minimum cost of combining, in KV tiles, as
+/// `split_plan.cuh` predicts them.
 const ITEM: f64 = 2.0;
 const COMBINE: f64 = 3.0;
 const COMBINE_ROWS: f64 = 1.5;
-/// Predicted gain that a division has to have, and the cost for each item of asking the lengths.
+/// The predicted relative time that a division must not exceed, and the cost per item of asking for
+/// the lengths.
 const WORTHWHILE: f64 = 0.95;
 const ASK_ITEM: f64 = 0.034;
 
@@ -49,7 +50,7 @@ impl Batch {
     }
 
     /// Returns the items that the device makes if it divides by the lengths. With this bound every
-    /// launch does, and the items do not depend on the bound.
+    /// launch does so, and the items do not depend on the bound.
     fn answer(&self) -> Vec<MlaPrefillWorkItem> {
         self.items_if_said(false, 1 << 20)
     }
@@ -60,7 +61,7 @@ impl Batch {
         (longest(|len| len.0), longest(|len| len.1))
     }
 
-    /// Returns the items for given numbers of the host; `equal` tells it that all requests are as
+    /// Returns the items for given numbers of the host. `equal` tells it that all requests are as
     /// long as the longest.
     fn items_if_said(&self, equal: bool, max_key_len: usize) -> Vec<MlaPrefillWorkItem> {
         let (queries, keys) = (self.starts(|len| len.0), self.starts(|len| len.1));
@@ -68,7 +69,7 @@ impl Batch {
         let max = requests * max_key_len;
         let [query_tokens, key_tokens] = match equal {
             true => [requests * max_query_len, max],
-            // A total that equals that of equal requests is reduced by one token.
+            // A total that would equal that of equal requests is reduced by one token.
             false => [queries[requests], keys[requests]].map(|tokens| tokens as usize),
         };
         let key_tokens = key_tokens - usize::from(!equal && key_tokens == max && max > 0);
@@ -79,7 +80,8 @@ impl Batch {
             ..self.params(&queries, &keys)
         };
         self.listed("mla_prefill_sm90_work_items", |items, room, count| {
-            // SAFETY: the pointers are to arrays of as many elements as the header asks for.
+            // SAFETY: the pointers are to arrays with the numbers of elements that the header asks
+            // for.
             unsafe {
                 raw::mla_prefill_sm90_work_items(&params, self.ctas as i32, items, room, count)
             }
@@ -94,24 +96,25 @@ impl Batch {
     ) -> Vec<MlaPrefillWorkItem> {
         let mut count = 0;
         let mut items = Vec::new();
-        // The first call asks for the number of items, the second for the items.
+        // The first call gets the number of items, and the second gets the items.
         for _ in 0..2 {
             let room = count;
             items = vec![MlaPrefillWorkItem::default(); room as usize];
-            // SAFETY: the status is that of a function of `raw`.
+            // SAFETY: the status was returned by a function of `raw`.
             unsafe { raw::check(name, list(items.as_mut_ptr(), room, &mut count)) }.unwrap();
         }
         items
     }
 
-    /// Returns the query tiles in their order if none is split, for these blocks of the L2 swizzle.
+    /// Returns the order of query tiles without splits, for these blocks of the L2 swizzle.
     fn unsplit_items(&self, requests: usize, heads: usize) -> Vec<MlaPrefillWorkItem> {
         let (queries, keys) = (self.starts(|len| len.0), self.starts(|len| len.1));
         let params = self.params(&queries, &keys);
         self.listed(
             "mla_prefill_sm90_unsplit_work_items",
             |items, room, count| {
-                // SAFETY: the pointers are to arrays of as many elements as the header asks for.
+                // SAFETY: the pointers are to arrays with the numbers of elements that the header
+                // asks for.
                 unsafe {
                     raw::mla_prefill_sm90_unsplit_work_items(
                         &params,
@@ -127,7 +130,7 @@ impl Batch {
         )
     }
 
-    /// Returns the first token of each request, and the end.
+    /// Returns the first token of each request, and the end of the last.
     fn starts(&self, len: fn(&(usize, usize)) -> usize) -> Vec<i32> {
         let mut starts = vec![0];
         for request in &self.lens {
@@ -154,9 +157,9 @@ impl Batch {
         }
     }
 
-    /// Checks the items if the host says that all requests are as long as the longest. If that is
-    /// true, they are the rows of items of equal requests, otherwise those that the lengths give.
-    /// Returns true if tiles are divided.
+    /// Checks the items if the host says that all requests are as long as the longest. If they are,
+    /// the items are those of equal requests. Otherwise they follow from the lengths. Returns true
+    /// if tiles are divided.
     fn items_told_equal(&self) -> bool {
         let longest = self.longest_request();
         let told = self.items_if_said(true, longest.1);
@@ -175,7 +178,7 @@ impl Batch {
         is_divided
     }
 
-    /// Returns the number of KV tiles that any row of a query tile sees.
+    /// Returns the number of KV tiles that the rows of a query tile see together.
     fn kv_tiles(&self, request: usize, query: usize) -> usize {
         let (queries, keys) = self.lens[request];
         let visible = if self.causal {
@@ -196,7 +199,7 @@ impl Batch {
         })
     }
 
-    /// Returns the query tile of an item that is the only one of its tile.
+    /// Returns the query tile of an item that is not a split.
     fn whole_tile(&self, item: &MlaPrefillWorkItem) -> (usize, usize, usize) {
         assert_eq!((item.begin, item.split, item.splits), (0, 0, 1), "{item:?}");
         let (request, query) = (item.request as usize, item.query as usize);
@@ -204,10 +207,11 @@ impl Batch {
         (request, item.head as usize, query)
     }
 
-    /// Returns the time at which the last CTA ends if each takes the next of `costs` as soon as it
+    /// Returns the time at which the last CTA ends, if each takes the next of `costs` as soon as it
     /// is free.
     fn end(&self, costs: impl Iterator<Item = usize>) -> f64 {
-        // The heap gives the largest; in thousandths, since f64 has no order.
+        // The heap returns the largest value. Values are in thousandths, since f64 has no total
+        // order.
         let mut free: BinaryHeap<i64> = std::iter::repeat_n(0, self.ctas).collect();
         let mut end = 0;
         for cost in costs {
@@ -218,7 +222,7 @@ impl Batch {
         end as f64 / 1000.0
     }
 
-    /// Returns the end if no query tile is divided and the longest come first.
+    /// Returns the end if no query tile is divided and the longest ones come first.
     fn end_of_whole(&self) -> f64 {
         let mut costs: Vec<usize> = self
             .query_tiles()
@@ -228,8 +232,8 @@ impl Batch {
         self.end(costs.into_iter())
     }
 
-    /// Checks all that the kernel relies on, if the batch is divided; returns when its last item
-    /// ends.
+    /// Checks everything that the kernel relies on if the batch is divided, and returns the time at
+    /// which the last item ends.
     fn check(&self) -> Option<f64> {
         self.check_items(&self.items())
     }
@@ -258,7 +262,7 @@ impl Batch {
                 item.query as usize,
             );
             tiles.entry(key).or_default().push(*item);
-            // An item that is its tile's only split has no partial result to store.
+            // An item that is its tile's only split stores no partial result.
             if item.splits > 1 {
                 assert!((0..3 * self.ctas as i32).contains(&item.slot), "{item:?}");
                 assert!(slots.insert(item.slot), "{item:?}");
@@ -268,7 +272,8 @@ impl Batch {
         for (request, head, query) in self.query_tiles() {
             expected += 1;
             let of_tile = self.kv_tiles(request, query);
-            // Splits of a request have the length of the longest tile's, but for each tile's last.
+            // Splits of a request have the length of those of the longest tile. Only the last split
+            // of a tile may be shorter.
             let last = (self.lens[request].0 - 1) / QUERIES * QUERIES;
             let longest = self.kv_tiles(request, last);
             let length = longest.div_ceil(tiles[&(request, head, last)].len());
@@ -303,8 +308,8 @@ impl Batch {
     }
 }
 
-/// Returns true if an item only fills its place in the list. The first split of a query tile that
-/// sees nothing is not such an item: it stores the empty result.
+/// Returns true if an item only fills its place in the list. The first split of a query tile
+/// without visible keys is not such an item, since it stores the empty result.
 fn is_empty(item: &MlaPrefillWorkItem) -> bool {
     item.begin == item.end && item.split > 0
 }
@@ -331,9 +336,11 @@ fn so_are_those_of_more_requests_than_the_kernel_looks_at_together() {
     assert!(worst < 1.4 && mean < 1.03, "{worst} {mean}");
 }
 
-/// Checks that the order of undivided query tiles has each once, in `runs` batches of up to
-/// `max_requests` requests and `max_heads` heads. Returns the ratio of their end to that in the
-/// order of all lengths, at worst and by geometric mean.
+/// Checks that the order of undivided query tiles contains each once, in `runs` batches of up to
+/// `max_requests` requests and `max_heads` heads.
+///
+/// Returns the ratio of its end to the end in an order by all lengths: the worst one, and the
+/// geometric mean.
 fn later_ends(seed: u64, runs: u32, max_requests: u32, max_heads: u32) -> (f64, f64) {
     let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
     let (mut worst, mut logs, mut batches): (f64, f64, u32) = (0.0, 0.0, 0);
@@ -385,7 +392,7 @@ fn few_query_tiles_fill_the_gpu() {
         (16, 1, 512, 32_768, 128),
         (16, 1, 256, 2048, 4),
         (8, 2, 64, 8192, 8),
-        // A single query tile with 128 splits.
+        // There is a single query tile with 128 splits.
         (1, 1, 128, 131_072, 8),
     ] {
         let batch = Batch::context(heads, requests, queries, keys);
@@ -466,9 +473,9 @@ fn dividing_thousands_of_requests_and_empty_ones_is_exact() {
     for run in 0..1500 {
         let mut below = |max: u32| rng.random_range(0..max) as usize;
         let requests = 1 + below([4, 40, 4096][run % 3]);
-        // Percentages of the requests that have no query tokens, and no keys.
+        // These are the percentages of requests without query tokens and without keys.
         let [silent, empty] = [below(101), below(101)];
-        // The number of requests with query tokens is at most that of the places of a division.
+        // The number of requests with query tokens is at most the number of places in a division.
         let mut speaking = 3 * 160 / (1 + below(8));
         let [max_heads, max_queries] = [[2, 16, 128][below(3)], [16, 700, 16][below(3)]];
         let heads = 1 + below(max_heads);
@@ -617,7 +624,7 @@ fn a_question_that_is_spared_would_not_have_paid() {
             let end = batch.end(costs.filter(|cost| *cost > 0)) + COMBINE + COMBINE_ROWS * rows;
             let whole = batch.end_of_whole();
             let paid = WORTHWHILE * whole - end - ASK_ITEM * count as f64;
-            // The host knows the mean length and the longest.
+            // The host knows the mean length and the maximum length.
             assert!(paid < 0.1 * whole, "{batch:?}: {paid} of {whole}");
             continue;
         } else {
@@ -629,7 +636,7 @@ fn a_question_that_is_spared_would_not_have_paid() {
     assert!(counts.iter().all(|count| *count > 200), "{counts:?}");
 }
 
-/// Tries upper query tiles, which do not see the last splits: if the host says that there is one
+/// Tries upper query tiles, which do not see the last splits. If the host says that there is one
 /// request, these splits have no items.
 #[test]
 fn few_items_of_equal_requests_are_empty() {
@@ -678,11 +685,11 @@ fn arguments_that_cannot_be_divided_are_refused() {
     let mut params = MlaPrefillParams::default();
     let refusal = |params: &MlaPrefillParams, ctas| {
         let mut count = 0;
-        // SAFETY: there is no room for items, and what the other pointers point to lives.
+        // SAFETY: there is no room for items, and the values behind the other pointers live.
         let status = unsafe {
             raw::mla_prefill_sm90_work_items(params, ctas, std::ptr::null_mut(), 0, &mut count)
         };
-        // SAFETY: the status is that of a function of `raw`.
+        // SAFETY: the status was returned by a function of `raw`.
         unsafe { raw::check("mla_prefill_sm90_work_items", status) }
             .map_err(|error| error.to_string())
     };

@@ -1,5 +1,5 @@
-//! Refusals of Hopper's raw launches that follow from the host's numbers alone, without a device:
-//! each field with a bad value, and sizes and strides whose products would leave 64 bits.
+//! Tests of refusals by Hopper's raw launches that need only the host's numbers and no device. They
+//! try each field with a bad value, and sizes and strides whose products exceed 64 bits.
 
 #[path = "../gpu/refusals.rs"]
 mod wrong_fields;
@@ -55,7 +55,7 @@ fn decode() -> MlaDecodeParams {
     }
 }
 
-/// Two requests with two heads each, whose rows lie one behind the other.
+/// Returns a call with two requests and two heads each. All rows are contiguous.
 fn prefill() -> MlaPrefillParams {
     MlaPrefillParams {
         query: place(),
@@ -124,7 +124,7 @@ fn decode_refuses_each_bad_field() {
         ("max_pages", |p| p.max_pages = 0),
         ("max_pages", |p| p.max_pages = (1 << 29) / p.page_size + 1),
         ("max_pages", |p| {
-            // The table's width is within the bound of one request.
+            // The table's width is within the limit of one request.
             (p.requests, p.tokens) = (1024, 1024);
             p.max_pages = (1 << 28) / p.page_size;
         }),
@@ -201,8 +201,8 @@ fn decode_refuses_each_bad_field() {
         ("block_table_stride", |p| p.block_table_stride = i64::MAX),
         ("lse_head_stride", |p| p.lse_head_stride = i64::MAX),
     ];
-    // SAFETY: the parameters live on the caller's stack; what they point to is read by launched
-    // kernels alone, and a refused call launches none.
+    // SAFETY: the parameters live on the caller's stack. Only launched kernels read the memory that
+    // they point to, and a refused call launches none.
     each_is_refused(&decode(), wrong, |params| unsafe {
         raw::mla_decode_sm90(params, std::ptr::null_mut())
     });
@@ -213,9 +213,9 @@ fn the_workspace_of_a_decode_is_refused_before_its_rows_are_multiplied() {
     let mut params = decode();
     (params.heads, params.query_len) = (i32::MAX, i32::MAX);
     let mut bytes = 0;
-    // SAFETY: both live on this stack.
+    // SAFETY: both values live on this stack.
     let status = unsafe { raw::mla_decode_sm90_workspace(&params, &mut bytes) };
-    // SAFETY: the status is that of a function of `raw`.
+    // SAFETY: the status was returned by a function of `raw`.
     let error = unsafe { raw::check("workspace", status) }
         .unwrap_err()
         .to_string();
@@ -275,7 +275,7 @@ fn prefill_refuses_each_bad_field() {
         }),
         ("heads", |p| p.heads = 65_536),
         ("requests", |p| p.requests = i32::MIN),
-        // 2^31 rows of 2^39 elements: 2^71 bytes.
+        // These are 2^31 rows of 2^39 elements, which is 2^71 bytes.
         ("max_query_len", |p| {
             (p.max_query_len, p.query_token_stride) = (i32::MAX - 128, TOO_WIDE - 8)
         }),
@@ -288,7 +288,7 @@ fn prefill_refuses_each_bad_field() {
         ("max_key_len", |p| {
             (p.max_key_len, p.key_rope_token_stride) = (i32::MAX, TOO_WIDE - 8)
         }),
-        // A row more than there is room for before the tensor.
+        // This is one row more than there is room for before the tensor.
         ("max_key_len", |p| {
             p.value_token_stride = 1 << 20;
             p.max_key_len = (PLACE >> 21) as i32 + 1;
@@ -297,8 +297,8 @@ fn prefill_refuses_each_bad_field() {
         ("value_head_stride", |p| p.value_head_stride = i64::MAX - 7),
         ("lse_head_stride", |p| p.lse_head_stride = i64::MAX),
     ];
-    // SAFETY: the parameters live on the caller's stack; what they point to is read by launched
-    // kernels alone, and a refused call launches none.
+    // SAFETY: the parameters live on the caller's stack. Only launched kernels read the memory that
+    // they point to, and a refused call launches none.
     each_is_refused(&prefill(), wrong, |params| unsafe {
         raw::mla_prefill_sm90(params, std::ptr::null_mut())
     });

@@ -1,11 +1,13 @@
-//! Division of lists among CTAs by sparse attention, computed on the host by the launch's own code.
+//! Tests of the division of lists among CTAs in sparse attention, computed on the host by the
+//! launch's own code.
 
 use mla_kernels::raw::{self, MlaSparseParams};
 
-/// Numbers of clusters of 1, 2, ... 16 CTAs that an H200 runs at the same time by its own word.
+/// Numbers of clusters of 1, 2, ... 16 CTAs that an H200 runs at the same time, as the driver
+/// reports them.
 const H200: [i32; 16] = [132, 66, 39, 30, 22, 17, 15, 15, 0, 0, 0, 0, 0, 0, 0, 7];
 
-/// Returns the clusters of a GPU that takes clusters of up to `max` CTAs.
+/// Returns the numbers of clusters for a GPU with clusters of up to `max` CTAs.
 fn up_to(max: usize) -> [i32; 16] {
     std::array::from_fn(|at| if at < max { H200[at] } else { 0 })
 }
@@ -23,10 +25,11 @@ fn division(tokens: i32, heads: i32, width: i32, clusters: [i32; 16]) -> (i32, i
         ..MlaSparseParams::default()
     };
     let (mut splits, mut tile) = (0, 0);
-    // SAFETY: all four addresses are those of values on this stack, `clusters` has sixteen.
+    // SAFETY: all four addresses are those of values on this stack, and `clusters` has sixteen
+    // entries.
     let status =
         unsafe { raw::mla_sparse_sm90_splits(&params, clusters.as_ptr(), &mut splits, &mut tile) };
-    // SAFETY: the status is that of a function of `raw`.
+    // SAFETY: the status was returned by a function of `raw`.
     unsafe { raw::check("sparse splits", status) }.unwrap();
     (splits, tile)
 }
@@ -40,19 +43,19 @@ fn few_tokens_share_the_gpu_and_many_keep_their_lists_whole() {
         (32, 16, (3, 16)),
         (64, 64, (2, 64)),
         (128, 16, (1, 16)),
-        // Two tiles of heads each.
+        // Each has two tiles of heads.
         (8, 128, (6, 64)),
         (64, 128, (1, 64)),
         (132, 16, (1, 16)),
         (256, 64, (1, 64)),
-        // Few tokens of many heads have small tiles.
+        // A few tokens with many heads have small tiles.
         (1, 128, (8, 16)),
         (2, 128, (6, 16)),
         (4, 128, (6, 32)),
         (1, 64, (16, 16)),
         (8, 64, (6, 32)),
         (16, 64, (6, 64)),
-        // Heads divide as evenly as possible.
+        // Heads are divided as evenly as possible.
         (1, 40, (16, 14)),
         (1, 100, (16, 15)),
     ] {
@@ -67,14 +70,14 @@ fn few_tokens_share_the_gpu_and_many_keep_their_lists_whole() {
 #[test]
 fn what_is_left_of_whole_waves_shares_the_gpu() {
     for (tokens, heads, expected) in [
-        // 4, 28 and 12 lists behind 132 whole ones.
+        // There are 4, 28 and 12 lists after 132 whole ones.
         (136, 64, 16),
         (160, 16, 4),
         (72, 128, 8),
-        // 4 behind 31 waves, 8 behind 62.
+        // There are 4 lists after 31 waves, and 8 after 62.
         (4096, 16, 16),
         (4096, 128, 8),
-        // A second wave that is nearly full stays whole.
+        // A nearly full second wave is not divided.
         (128, 128, 1),
         (264, 16, 1),
     ] {

@@ -1,39 +1,40 @@
-//! The split protocol, by the kernels' own code on the host: every order in which CTAs can take
-//! their steps. `cuda/common/split_protocol.cuh` draws its states. First as decode uses it, among
-//! the CTAs that share a query tile; then as prefill does, among all CTAs of a launch.
+//! Tests of the split protocol with the kernels' own code on the host. They try every order in
+//! which CTAs can take their steps. `cuda/common/split_protocol.cuh` draws its states. The first
+//! part is decode's use among the CTAs that share a query tile, and the second part is prefill's
+//! use among all CTAs of a launch.
 
 use std::collections::HashSet;
 
 use mla_kernels::raw::{self, MlaSplitCounters, MlaSplitRole, MlaSplitStep};
 use rand::{RngExt as _, SeedableRng as _};
 
-/// Maximum numbers of CTAs of a tile: for tests of every order, and for tests of random orders,
-/// which is also a launch's maximum.
+/// The maximum numbers of CTAs of a tile in the tests of every order and in the tests of random
+/// orders. The second is also the maximum of a launch.
 const MAX: usize = 5;
 const MANY: usize = 160;
 
 /// State of a CTA. Its partial result is in the workspace before its first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum At {
-    /// CTA that has not counted itself in.
+    /// A CTA that has not counted its arrival.
     Computing,
     /// A combiner, about to look at the counters.
     Waiting,
-    /// A combiner whose patience has ended after it saw this counter.
+    /// A combiner whose patience has ended after it saw this value of the counter.
     Impatient(i32),
     /// A combiner, about to write its slice to the workspace and to yield.
     Yielding,
-    /// A combiner that has seen all arrive, about to leave, then to combine its slice.
+    /// A combiner that has seen all arrive. It is about to leave, and then to combine its slice.
     Slice,
-    /// CTA that is about to leave, and then to combine everything or nothing.
+    /// A CTA that is about to leave, and then to combine everything or nothing.
     Leaving {
         everything: bool,
     },
-    /// A combiner that combines its slice, and resets the counters afterwards if it left last.
+    /// A combiner that combines its slice. If it left last, it resets the counters afterwards.
     Combining {
         resets: bool,
     },
-    /// CTA that resets the counters, and then combines everything or nothing.
+    /// A CTA that resets the counters, and then combines everything or nothing.
     Resetting {
         everything: bool,
     },
@@ -63,16 +64,16 @@ impl<const CTAS: usize> State<CTAS> {
 
 struct Tile {
     splits: usize,
-    /// Number of combiners: the first splits, which have nothing else to do.
+    /// The number of combiners. They are the first splits, which have nothing else to do.
     combiners: usize,
     /// True if patience may end.
     impatient: bool,
-    /// A CTA that does not run, if any.
+    /// A CTA that does not run, if there is one.
     frozen: Option<usize>,
 }
 
 impl Tile {
-    /// Visits every state that can be reached; returns how many there are.
+    /// Visits every reachable state, and returns their number.
     fn explore(&self) -> usize {
         let start = State::<MAX>::START;
         let mut seen = HashSet::from([start]);
@@ -87,7 +88,7 @@ impl Tile {
         seen.len()
     }
 
-    /// Takes one random order: draws the CTA whose step is next, and lets a combiner that could
+    /// Tries one random order. It draws the CTA whose step is next, and lets a combiner that could
     /// fall back do so in one of `patience` cases. Returns true if the tile fell back.
     fn walk(&mut self, patience: u32, rng: &mut rand::rngs::StdRng) -> bool {
         let mut state = State::<MANY>::START;
@@ -96,8 +97,7 @@ impl Tile {
             self.impatient = rng.random_range(0..patience) == 0;
             let first = rng.random_range(0..self.splits);
             let next = self.next(&state, first).or_else(|| {
-                // A CTA that does not run is the only reason for others to wait until their
-                // patience ends.
+                // Others wait until their patience ends only if a CTA does not run.
                 self.impatient = true;
                 let next = self.next(&state, first);
                 assert!(next.is_none() || self.frozen.is_some(), "all run, and wait");
@@ -111,7 +111,7 @@ impl Tile {
         fell_back
     }
 
-    /// Takes the next step of the first CTA from this one on that can take one.
+    /// Takes the next step of the first CTA, from this one on, that can take one.
     fn next<const CTAS: usize>(&self, state: &State<CTAS>, first: usize) -> Option<State<CTAS>> {
         (0..self.splits)
             .map(|i| (first + i) % self.splits)
@@ -126,7 +126,7 @@ impl Tile {
             .collect()
     }
 
-    /// Returns the state after this CTA's next step; none if it is done or has to wait.
+    /// Returns the state after this CTA's next step, or `None` if it is done or has to wait.
     fn step<const CTAS: usize>(&self, state: &State<CTAS>, cta: usize) -> Option<State<CTAS>> {
         let mut next = *state;
         let mut counters = MlaSplitCounters {
@@ -188,7 +188,7 @@ impl Tile {
         Some(next)
     }
 
-    /// Takes the kernel's own step; returns its answer.
+    /// Takes the kernel's own step, and returns its answer.
     fn take(&self, step: MlaSplitStep, counters: &mut MlaSplitCounters, seen: i32) -> i32 {
         split_step(
             step,
@@ -227,8 +227,8 @@ impl Tile {
             .all(|at| *at != At::Computing)
     }
 
-    /// Asserts of a state without a next step that every CTA which runs is done, and that the
-    /// counters are as before.
+    /// Asserts that in a state without a next step every running CTA is done, and the counters are
+    /// as before.
     fn check_end<const CTAS: usize>(&self, state: &State<CTAS>) {
         let running = (0..self.splits).filter(|&cta| self.frozen != Some(cta));
         for cta in running {
@@ -247,7 +247,7 @@ impl Tile {
     }
 }
 
-/// Takes the kernel's own step, for a number of splits and combiners; returns its answer.
+/// Takes the kernel's own step for a number of splits and combiners, and returns its answer.
 fn split_step(
     step: MlaSplitStep,
     counters: &mut MlaSplitCounters,
@@ -255,10 +255,10 @@ fn split_step(
     seen: i32,
 ) -> i32 {
     let mut answer = 0;
-    // SAFETY: counters and answer live on this stack, and the function touches nothing else.
+    // SAFETY: counters and answer live on this stack, and the function accesses nothing else.
     let status =
         unsafe { raw::mla_split_step(step as i32, counters, splits, combiners, seen, &mut answer) };
-    // SAFETY: the status is that of a function of `raw`.
+    // SAFETY: the status was returned by a function of `raw`.
     unsafe { raw::check("mla_split_step", status) }.unwrap();
     answer
 }
@@ -272,8 +272,8 @@ fn after_arrival(role: i32) -> At {
 }
 
 fn tiles() -> impl Iterator<Item = (usize, usize)> {
-    // A tile has at least one combiner: all splits but the last one end where their group's work
-    // ends.
+    // A tile has at least one combiner: only its last split may be followed by other work of the
+    // same group.
     (2..=MAX).flat_map(|splits| (1..=splits).map(move |combiners| (splits, combiners)))
 }
 
@@ -289,7 +289,7 @@ fn each_slice_is_combined_once_and_the_counters_end_at_zero_in_every_order() {
         }
         .explore();
     }
-    // The states are of far more than one order each: falling back is among them.
+    // There are far more states than in one order, so falling back is among them.
     assert!(states > 10_000, "{states} states");
 }
 
@@ -339,7 +339,7 @@ fn random_orders_of_many_ctas_end_alike() {
             false => kept += 1,
         }
     }
-    // Both endings occur.
+    // Some tiles fall back, and some do not.
     assert!(fallen > 100 && kept > 100, "{fallen} {kept}");
 }
 
@@ -352,31 +352,31 @@ const MANY_ITEMS: usize = 396;
 /// State of a CTA of a prefill launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum InLaunch {
-    /// CTA that is not on the GPU yet.
+    /// A CTA that is not on the GPU yet.
     Outside,
     Claiming,
-    /// CTA that has claimed this item; `warps` of its warps have stored what they computed.
+    /// A CTA that has claimed this item. `warps` of its warps have stored their results.
     Storing {
         item: usize,
         warps: usize,
     },
-    /// CTA that is about to look if it can combine its share with the number of this item.
+    /// A CTA that is about to check if it can combine its share, which has the number of this item.
     Waiting {
         item: usize,
     },
     Leaving,
-    /// CTA that left last, and resets the counters.
+    /// A CTA that left last, and resets the counters.
     Resetting,
     Ended,
 }
 
-/// State of a launch in which each split of each tile is an item; CTA `i % ctas` combines the share
+/// State of a launch in which each split of each tile is an item. CTA `i % ctas` combines the share
 /// of item `i`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct LaunchState<const CTAS: usize, const ITEMS: usize> {
     claimed: usize,
     left: i32,
-    /// Counter of each tile.
+    /// The counter of each tile.
     arrived: [i32; ITEMS],
     at: [InLaunch; CTAS],
     combined: [u8; ITEMS],
@@ -394,14 +394,14 @@ impl<const CTAS: usize, const ITEMS: usize> LaunchState<CTAS, ITEMS> {
 
 struct Launch<'a> {
     ctas: usize,
-    /// CTAs that the GPU runs at the same time.
+    /// The number of CTAs that the GPU runs at the same time.
     resident: usize,
-    /// The splits of each tile.
+    /// The number of splits of each tile.
     splits: &'a [usize],
 }
 
 impl Launch<'_> {
-    /// Warps of a CTA that arrive, each for itself.
+    /// The number of warps of a CTA. Each arrives separately.
     const WARPS: usize = 2;
 
     fn items(&self) -> usize {
@@ -436,7 +436,7 @@ impl Launch<'_> {
         seen.len()
     }
 
-    /// Takes one random order: draws the CTA whose step is next.
+    /// Tries one random order, by drawing the CTA whose step is next.
     fn walk(&self, rng: &mut rand::rngs::StdRng) {
         let mut state = LaunchState::<MANY, MANY_ITEMS>::START;
         loop {
@@ -538,7 +538,7 @@ impl Launch<'_> {
         }
     }
 
-    /// Takes the kernel's own step on a tile's counter; returns its answer.
+    /// Takes the kernel's own step on a tile's counter, and returns its answer.
     fn take(&self, step: MlaSplitStep, arrived: &mut i32) -> i32 {
         let mut counters = MlaSplitCounters {
             arrived: *arrived,
@@ -605,7 +605,7 @@ fn steps_that_do_not_exist_are_refused() {
         left: 0,
     };
     let mut refusal = |step, splits, combiners| {
-        // SAFETY: the counters live on this stack; no answer is asked for.
+        // SAFETY: the counters live on this stack. No answer is asked for.
         let status = unsafe {
             raw::mla_split_step(
                 step,
@@ -616,7 +616,7 @@ fn steps_that_do_not_exist_are_refused() {
                 std::ptr::null_mut(),
             )
         };
-        // SAFETY: the status is that of a function of `raw`.
+        // SAFETY: the status was returned by a function of `raw`.
         let refused = unsafe { raw::check("mla_split_step", status) };
         refused.map_err(|error| error.to_string())
     };

@@ -13,7 +13,8 @@ using mla::test::Problem;
 
 int failures = 0;
 
-// Bytes of shared memory of a CTA and of an SM: those of compute capability 8.0, and of 9.0.
+// Bytes of shared memory of a CTA and of an SM. `kMiddle` has those of compute capability 8.0, and
+// `kLarge` those of 9.0.
 struct Room {
     int of_cta, of_sm;
 };
@@ -75,8 +76,8 @@ void check_config(const Case& c, unsigned seed, const Room& room, int multiproce
 
     std::vector<T> first;
     std::vector<float> first_lse;
-    // In turn: CTAs wait for each other; they lose patience; they run one after another and never
-    // meet.
+    // In the first run, CTAs wait for each other. In the second, they lose patience. In the third,
+    // they run one after another and never meet.
     for (unsigned run = 0; run < 3; ++run) {
         p.patience = run == 0 ? INT64_MAX : run == 1 ? 100000 : -1;
         mla::emulator::launch(kernel_of<C>(), f.ctas, C::kCtaThreads, f.shared_bytes, p,
@@ -120,8 +121,8 @@ void check_roles(const Case& c, unsigned seed, const Room& room = kLarge, int mu
         check_config<More>(c, seed, room, multiprocessors);
 }
 
-// A cache of two tensors: through block tables and lists, in pages of 2^n slots and of others, and
-// with a last token of NaN that one query token sees.
+// Tries a cache of two tensors: with block tables and with lists, in pages of 2^n slots and of
+// other numbers, and with a last token of NaN that one query token sees.
 void check_split(unsigned seed) {
     using B = __nv_bfloat16;
     using H = __half;
@@ -161,7 +162,7 @@ void check_split(unsigned seed) {
     check<B, 512, e4m3, 1, 1, 16>(sparse, seed);
 }
 
-// All configs of bytes with scales in their rows, with both types of queries.
+// Tries all configs of bytes with scales in their rows, with both types of queries.
 template <CacheFormat kFormat>
 void check_scales(Case c, unsigned seed, int multiprocessors = 6) {
     using B = __nv_bfloat16;
@@ -268,9 +269,9 @@ int main(int argc, char** argv) {
     check<H, 256, e4m3, 1, 1, 16>({"256 + 64 e4m3", 16, {1}, {40}, 256, 64, 16, e4m3}, seed);
     check<B, 256, plain, 2, 2, 16>({"256 + 64, 64 rows", 40, {2, 1}, {40, 20}, 256, 64}, seed);
     check_split(seed);
-    // Scales that differ between groups, and also between tokens, and also with the weight on the
-    // tokens of the smaller scales. The largest values are near f16's maximum, or the smallest near
-    // its minimum.
+    // Scales that differ between groups. In further cases they also differ between tokens, and in
+    // some of these the weight lies on the tokens with smaller scales. Either the largest values
+    // are near f16's maximum, or the smallest ones are near its minimum.
     for (int far : {-10, -20, -30}) {
         const int top = std::min(12, -14 - far), low = top + far;
         Case scales = {

@@ -77,7 +77,7 @@ struct Problem {
     int tokens = 0, requests, max_pages, pages, query_len = 0;
     int row_bytes, rope_row_bytes;
     std::vector<T> q_latent, q_rope, out;
-    // Rows, or latents and rotary keys.
+    // `cache` has rows, or only latents if rotary keys lie in `cache_rope`.
     std::vector<char> cache, cache_rope;
     std::vector<int> table, kv_lens, cu_q_lens;
     std::vector<float> lse;
@@ -117,8 +117,9 @@ struct Problem {
         lse.assign(size_t(c.heads) * lse_stride, NAN);
     }
 
-    // Maximum deviations of an output, relative to its row, or to the columns of a row that share a
-    // scale, and of a log-sum-exp; infinite if something is NaN that must not be.
+    // Maximum deviations of an output and of a log-sum-exp. An output's deviation is relative to
+    // its row, or to the columns of a row that share a scale. Deviations are infinite if something
+    // is NaN that must not be.
     void deviations(double& of_out, double& of_lse) const {
         of_out = of_lse = 0;
         for (int request = 0; request < requests; ++request)
@@ -141,7 +142,7 @@ struct Problem {
         return x;
     }
 
-    // Bytes of a value, of a cache without groups.
+    // Bytes of a value of a cache without groups.
     int value_bytes() const { return c.format == CacheFormat::plain ? 2 : 1; }
 
     bool has_token_scale() const { return c.format == CacheFormat::e4m3_token; }

@@ -135,7 +135,7 @@ class Block {
         while (barriers_[id].generation == generation) yield();
         perhaps_yield();
     }
-    // The same; returns true if `own` is true for one of them.
+    // Waits like bar_sync. Returns true if `own` is true for one of the threads.
     bool bar_red_or(int id, int threads, bool own) {
         barriers_[id].any |= own;
         bar_sync(id, threads);

@@ -57,8 +57,8 @@ void run_undivided(PrefillProblem<T>& x, int head_group, unsigned seed) {
                           seed, false);
 }
 
-// Compares the bits of each request in a batch, whose keys are not divided, with those that it has
-// alone: there in the configuration for few rows, if it has few.
+// Compares the bits of each request in a batch whose keys are not divided with those that the
+// request has alone. Alone, a request of few rows runs in the config for few rows.
 template <typename T, int kQkDim, int kVDim, int kWarpTiles, int kWarps, int kKeys>
 void check_alone(const PrefillCase& c, unsigned seed) {
     using C = Config<T, kQkDim, kVDim, kWarpTiles, kWarps, kKeys>;
@@ -96,8 +96,8 @@ void check_alone(const PrefillCase& c, unsigned seed) {
     std::fflush(stdout);
 }
 
-// With `splits` of 0 each request has its own number, as on a device that runs `slots` CTAs at a
-// time.
+// With `splits` of 0, each request has its own number of splits, as on a device that runs `slots`
+// CTAs at a time.
 template <typename T, int kQkDim, int kVDim, int kWarpTiles, int kWarps, int kKeys>
 void check(const PrefillCase& c, unsigned seed, int splits = 1, int slots = 0) {
     using C = Config<T, kQkDim, kVDim, kWarpTiles, kWarps, kKeys>;
@@ -116,8 +116,8 @@ void check(const PrefillCase& c, unsigned seed, int splits = 1, int slots = 0) {
     p.counters = counters.data();
     std::vector<T> first;
     bool same = true;
-    // In turn: CTAs wait for each other; they lose patience; they run one after another and never
-    // meet.
+    // In the first run, CTAs wait for each other. In the second, they lose patience. In the third,
+    // they run one after another and never meet.
     for (int run = 0; run < (splits == 1 ? 1 : 3); ++run) {
         p.patience = run == 0 ? INT64_MAX : run == 1 ? 100000 : -1;
         mla::emulator::launch(prefill_kernel<C>, ctas, C::kThreads, C::kSharedBytes, p, seed + run,
@@ -168,8 +168,8 @@ int main(int argc, char** argv) {
     check<H, 192, 128, 2, 4, 64>(
         {"splits, ragged", 1, {40, 0, 1, 130}, {90, 5, 0, 330}, 128, 64, 128, true, 6.f}, seed, 5);
     check<B, 256, 256, 1, 4, 64>({"splits, context", 1, {50}, {300}, 192, 64, 256, false}, seed, 4);
-    // Each request has its own number of splits: one long request, two of them, and eight among
-    // seventy, which are more than a warp has lanes.
+    // Each request has its own number of splits. There is one long request, or two of them, or
+    // eight among seventy, which are more than a warp has lanes.
     const PrefillCase uneven = {"own splits", 2, {40, 0, 130}, {90, 5, 900}, 128, 64, 128, false};
     check<B, 192, 128, 2, 4, 64>(uneven, seed, 0, 24);
     check<H, 192, 128, 2, 4, 64>(

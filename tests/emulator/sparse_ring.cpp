@@ -1,7 +1,7 @@
-// The ring of sparse decode on the host. The loading warps' own code (producer.cuh, list_walk.cuh)
-// fills it, and threads that wait and arrive as scores.cuh and output.cuh do empty it. A stage must
-// not be filled before all output threads have released its previous use, every row must be the one
-// that the lists name there, and no thread may wait for ever.
+// Tests the ring of sparse decode on the host. The loading warps' own code (producer.cuh,
+// list_walk.cuh) fills the ring. Other threads empty it; they wait and arrive as scores.cuh and
+// output.cuh do. A stage must not be filled before all output threads have released its previous
+// use. Every row must be the one that the lists name there. No thread may wait for ever.
 #include "ptx/sm90.cuh"
 #include "sm90/decode/sparse/barriers.cuh"
 #include "sm90/decode/sparse/producer.cuh"
@@ -21,7 +21,8 @@ namespace ptx = mla::ptx;
 struct Lists {
     std::vector<std::vector<int>> of[kSources];
     bool with_counts = false;
-    // The pages of dense requests of a token each, whose lists say what their keys are.
+    // The pages of dense requests, each of which has one token. The token's list says what its keys
+    // are.
     std::vector<std::vector<int>> pages;
 
     size_t tokens() const { return of[0].size(); }
@@ -69,7 +70,7 @@ Lists draw(Kind kind, std::minstd_rand& random, int ranks) {
     if (kind == Kind::gaps || kind == Kind::mixed) {
         std::vector<int> list;
         for (int part = 0; part < 3; ++part) {
-            // The fourth loading warp skips tiles of three slots, also several in a row.
+            // The fourth loading warp skips tiles of three slots, even several in a row.
             const int least = random() % 2 ? 33 : 1;
             for (int n = between(2, 12); n > 0; --n) {
                 append_batch(list, random, between(least, 48), ranks);
@@ -85,7 +86,7 @@ Lists draw(Kind kind, std::minstd_rand& random, int ranks) {
             for (int& page : pages) page = random() % 64;
             for (size_t key = 0; key < list.size(); ++key)
                 list[key] = pages[key / 64] * 64 + int(key % 64);
-            // No cache has this page, whose slots in 32 bits would be those of the first.
+            // No cache has this page. In 32 bits, its slots would be those of the first page.
             const size_t broken = random() % pages.size();
             pages[broken] = 1 << 26;
             for (size_t key = 64 * broken; key < list.size() && key < 64 * broken + 64; ++key)
@@ -113,10 +114,11 @@ struct Run {
     std::vector<int> block_table, seq_lens, query_starts;
     // Entries that this CTA attends to, token by token, in the format of ListWalk::pending.
     std::vector<std::vector<uint32_t>> expected;
-    // Rounds that each role pauses before it goes on.
+    // Number of rounds that each role pauses before it goes on.
     int load_pause[kLoadWarps] = {}, scores_pause = 0, output_pause = 0;
     unsigned seed;
-    // Copies to each stage that have begun, and output threads that have released it.
+    // For each stage: number of copies to it that have begun, and number of output threads that
+    // have released it.
     std::vector<int> filled = std::vector<int>(L::kStages), freed = std::vector<int>(L::kStages);
     int left = 0;
 

@@ -1,4 +1,4 @@
-//! Fixtures of every test on a GPU: the GPU, random numbers, elements and buffers.
+//! Fixtures of all GPU tests: the GPU, random numbers, elements and buffers.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,11 +13,11 @@ use mla_runtime::tensor::{CacheLayout, CacheMut, Memory};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
-/// A GPU with a stream of its own, which one test has at a time: some measure time, and some need
-/// much memory.
+/// A GPU with its own stream, which only one test holds at a time. Some tests measure time, and
+/// some need much memory.
 pub(crate) struct Gpu {
     device: Cuda,
-    // The lock comes after the device, which is thus dropped before the next test has its turn.
+    // The lock comes after the device, so the device is dropped before the next test begins.
     _turn: MutexGuard<'static, Option<Arc<CudaContext>>>,
 }
 
@@ -29,12 +29,12 @@ impl Deref for Gpu {
     }
 }
 
-/// Returns the first GPU, when no other test has it; the tests that ask for it are ignored if there
-/// is none. A test asks once: a second request would wait for the first one's end.
+/// Returns the first GPU once no other test holds it. Tests that call this are ignored without a
+/// GPU. A test must call it only once, since a second call would wait for the end of the first.
 pub(crate) fn gpu() -> Gpu {
-    // The context is kept, or it would be destroyed and made anew between tests.
+    // The context is kept, since it would otherwise be destroyed and made again between tests.
     static TURN: Mutex<Option<Arc<CudaContext>>> = Mutex::new(None);
-    // A test that fails while it has the GPU is no reason for the next to fail.
+    // A test that fails while it holds the GPU must not make the next one fail.
     let mut turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let device = Cuda::new(0).expect("a GPU that the kernels were built for");
     turn.get_or_insert_with(|| device.stream().context().clone());
@@ -44,7 +44,7 @@ pub(crate) fn gpu() -> Gpu {
     }
 }
 
-/// Makes a generator that repeats for a seed.
+/// Makes a generator that repeats its numbers for a seed.
 pub(crate) fn rng(seed: u64) -> StdRng {
     StdRng::seed_from_u64(seed)
 }
@@ -82,7 +82,7 @@ pub(crate) fn download<D: Memory>(device: &D, buffer: &D::Buffer) -> Result<Vec<
     Ok(bytes)
 }
 
-/// The bytes of a cache. In a split one, rotary keys lie behind all latents.
+/// Returns the size of a cache in bytes. In a split cache, rotary keys follow all latents.
 pub(crate) fn cache_bytes(layout: &CacheLayout) -> usize {
     let rope = layout
         .split_rope
@@ -92,12 +92,12 @@ pub(crate) fn cache_bytes(layout: &CacheLayout) -> usize {
     })
 }
 
-/// The first byte of a split cache's rotary keys in a buffer of [`cache_bytes`].
+/// Returns the first byte of a split cache's rotary keys in a buffer of [`cache_bytes`].
 pub(crate) fn rope_start(layout: &CacheLayout) -> usize {
     (layout.pages * layout.page_stride).next_multiple_of(16)
 }
 
-/// A cache in a buffer of [`cache_bytes`].
+/// Returns a view of a cache in a buffer of [`cache_bytes`].
 pub(crate) fn cache_mut<D: Device>(
     bytes: D::BytesMut<'_>,
     layout: CacheLayout,

@@ -1,4 +1,4 @@
-//! The built-in GPU backends do what their specs say.
+//! Conformance tests of the built-in GPU backends.
 
 mod wgmma_mla {
     use mla_kernels::backends::sm90::WgmmaMla;

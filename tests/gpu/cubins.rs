@@ -1,5 +1,6 @@
-//! A launcher that knows nothing of a kernel but its cubin and its row of `code.json`: it links no
-//! code of it, names no offset of a parameter, and computes a launch from the row's expressions.
+//! A launcher that knows only a kernel's cubin and its row of `code.json`. It links none of the
+//! kernel's code, contains no offset of a parameter, and computes a launch from the row's
+//! expressions.
 //!
 //! `cargo xtask cubins` makes the folder, which `MLA_CUBINS` names.
 
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::common::{download, gpu, upload};
 
-/// The numbers of a call by their names: `p.tokens`.
+/// The numbers of a call by name, such as `p.tokens`.
 type Numbers = BTreeMap<String, i64>;
 
 /// An expression of whole numbers with `+`, `-`, `*`, `/` rounding up, and parentheses.
@@ -85,7 +86,7 @@ impl<'a> Expression<'a> {
     }
 }
 
-/// A launch, ready for the driver.
+/// A launch that is ready for the driver.
 #[derive(Debug, PartialEq, Eq)]
 struct Launch {
     /// The bytes of each parameter.
@@ -99,7 +100,7 @@ fn number(value: &Value) -> usize {
     usize::try_from(value.as_u64().unwrap()).unwrap()
 }
 
-/// Puts a number at the row's offset, in the row's number of bytes.
+/// Writes a number at the row's offset, with the row's size in bytes.
 fn put(bytes: &mut [u8], field: &Value, value: i64) {
     let size = number(&field["bytes"]);
     let value = value.to_le_bytes();
@@ -183,7 +184,7 @@ fn a_launch_is_worked_out_of_a_row() {
     assert_eq!(launch(&kernel, &given), expected);
 }
 
-/// The folder of cubins, and its description.
+/// Returns the folder of cubins, and its description.
 fn manifest() -> (PathBuf, Value) {
     let folder = std::env::var_os("MLA_CUBINS").map_or("target/cubins".into(), PathBuf::from);
     let text = std::fs::read(folder.join("code.json")).unwrap_or_else(|error| {
@@ -195,7 +196,7 @@ fn manifest() -> (PathBuf, Value) {
     (folder, serde_json::from_slice(&text).unwrap())
 }
 
-/// Launches a kernel of a source whose call the row's words describe.
+/// Launches the kernel of a source whose row describes this call.
 fn run(
     gpu: &Cuda,
     (folder, manifest): &(PathBuf, Value),
@@ -230,9 +231,9 @@ fn run(
     let axes = |[x, y, z]: [u32; 3]| (x, y, z);
     gpu.bind().unwrap();
     let module = result::module::load(path).unwrap();
-    // SAFETY: the module is loaded, and the entry one of its kernels, or there is an error. Each
-    // parameter has the bytes that the cubin has for it; the memory that they point to is the
-    // caller's, and lives until the device has done the launch, for which this waits.
+    // SAFETY: the module is loaded, and the entry is one of its kernels, or there is an error. Each
+    // parameter has the size that the cubin states. The memory that parameters point to belongs to
+    // the caller. It lives until the device has finished the launch, which is waited for here.
     unsafe {
         let function = result::module::get_function(module, entry).unwrap();
         let stream: sys::CUstream = gpu.raw_stream().cast();
@@ -291,7 +292,7 @@ fn kernels_run_by_their_description_alone() {
         }
     }
 
-    // e4m3: 0x38 is 1, 0x40 is 2, 0xb8 is -1.
+    // In e4m3, 0x38 is 1, 0x40 is 2, and 0xb8 is -1.
     let (rows, columns) = (5usize, 24usize);
     let codes: Vec<u8> = (0..rows * columns)
         .map(|i| [0x38, 0x40, 0xb8][i % 3])

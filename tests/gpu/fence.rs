@@ -1,4 +1,5 @@
-//! A fence orders kernels that would overlap, in every build: with the device alone it is PTX.
+//! Tests that a fence orders kernels that would overlap, in every build. In a build of the device
+//! alone, it is PTX.
 
 use mla_kernels::device::Buffer;
 use mla_runtime::device::Device as _;
@@ -15,7 +16,7 @@ fn no_kernel_behind_a_fence_begins_early() {
     let copies = device.probe_dependents().unwrap();
     let copies = copies.expect("a GPU since Hopper");
     let from = upload(&*device, &[7; BYTES]).unwrap();
-    // A kernel that writes late, and behind it one that may begin early and waits for nothing.
+    // A kernel writes late. It is followed by one that may begin early and waits for nothing.
     let enqueue = |[late, early]: &mut [Buffer; 2], fence: bool| {
         copies.copy_late(from.bytes(), late.bytes_mut())?;
         if fence {
@@ -25,9 +26,9 @@ fn no_kernel_behind_a_fence_begins_early() {
     };
     let buffers = || [(); 2].map(|()| device.allocate(BYTES).unwrap());
     let [mut captured, mut fenced, mut bare] = [(); 3].map(|()| buffers());
-    // The device has launched no fence before: to load it here would end the capture.
+    // The device has not launched a fence before. Loading it here would end the capture.
     let graph = device.capture(|_| enqueue(&mut captured, true)).unwrap();
-    // SAFETY: the buffers that it was captured with live, and no other stream has them.
+    // SAFETY: the captured buffers live, and no other stream has them.
     unsafe { graph.replay() }.unwrap();
     enqueue(&mut fenced, true).unwrap();
     enqueue(&mut bare, false).unwrap();

@@ -1,4 +1,5 @@
-//! Handles, streams and slices: their order, their refusals, and their state after an error.
+//! Tests of handles, streams and slices: their order, their refusals, and their state after an
+//! error.
 
 use std::sync::Arc;
 use std::thread;
@@ -13,7 +14,7 @@ use mla_runtime::{Error, Result};
 
 use crate::common::{download, gpu, upload};
 
-/// Makes another handle of the GPU, with a stream of its own.
+/// Makes another handle of the GPU with its own stream.
 fn other(gpu: &Cuda) -> Cuda {
     Cuda::on_stream(gpu.stream().context().new_stream().unwrap()).unwrap()
 }
@@ -68,7 +69,7 @@ fn memory_of_another_stream_is_refused_by_its_field() {
     refused("lse", &given);
     assert_eq!(download(gpu, &own_too).unwrap(), [2; 64]);
 
-    // Two handles of one stream are one, as clones are.
+    // Two handles of the same stream count as one, as clones do.
     let same = Cuda::on_stream(gpu.stream().clone()).unwrap();
     assert_eq!(same.stream_id(), gpu.stream_id());
     same.copy(read(&own), write(&mut own_too)).unwrap();
@@ -95,8 +96,8 @@ fn a_graph_of_another_stream_is_refused() {
 
 const BYTES: usize = 64 << 20;
 
-/// Makes a slice whose last write is still running when this returns: ones, after many writes of
-/// zeros.
+/// Makes a slice whose last write still runs when this returns. It writes ones, after many writes
+/// of zeros.
 fn written_late(stream: &Arc<CudaStream>) -> CudaSlice<u8> {
     let ones = stream.clone_htod(&vec![1u8; BYTES]).unwrap();
     let zeros = stream.alloc_zeros::<u8>(BYTES).unwrap();
@@ -122,7 +123,7 @@ fn a_capture_leaves_the_order_of_other_threads() {
     let layout = Layout::contiguous(DType::F32, [1, 1, 16]);
     let graph = gpu.capture(|gpu| {
         assert!(context.is_event_tracking());
-        // A thread that captures nothing writes a slice on one stream and reads it on another.
+        // A thread without a capture writes a slice on one stream and reads it on another.
         let ordered = thread::scope(|scope| {
             let reader = scope.spawn(|| {
                 let written = written_late(&first);
@@ -179,7 +180,7 @@ fn slices_are_lent_in_order_whether_or_not_cudarc_tracks_them() {
     for tracked in [true, false] {
         let stream = context.new_stream().unwrap();
         if !tracked {
-            // SAFETY: the slices below are used on one stream, and on another as loans alone.
+            // SAFETY: the slices below are used on one stream, and lent to another.
             unsafe { context.disable_event_tracking() };
         }
         let (from, mut to) = (
@@ -195,13 +196,13 @@ fn slices_are_lent_in_order_whether_or_not_cudarc_tracks_them() {
             }
             Ok(())
         });
-        // The memory would be freed and written again while the copies still run, if nothing waited
-        // for them.
+        // If nothing waited for the copies, the memory would be freed and written again while they
+        // still run.
         drop(from);
         let again = stream.clone_htod(&zeros).unwrap();
         let copied = stream.clone_dtoh(&to).unwrap();
         if !tracked {
-            // SAFETY: this restores what was.
+            // SAFETY: this restores the previous state.
             unsafe { context.enable_event_tracking() };
         }
         lent.unwrap();
@@ -254,13 +255,13 @@ fn slices_with_events_are_lent_in_a_capture() {
         "a capture ran something"
     );
     stream.synchronize().unwrap();
-    // SAFETY: the slices live, and no other stream uses them meanwhile.
+    // SAFETY: the slices live, and no other stream uses them at the same time.
     unsafe { graph.replay() }.unwrap();
     gpu.synchronize().unwrap();
     assert_eq!(stream.clone_dtoh(&to).unwrap(), [1.0; 64]);
 }
 
-/// Checks that the error which cudarc keeps of a drop fails no operation here.
+/// Checks that an error that cudarc keeps from a drop does not make an operation fail here.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored handles"]
 fn an_earlier_drops_error_fails_no_operation_and_no_free() {
@@ -290,7 +291,7 @@ fn an_earlier_drops_error_fails_no_operation_and_no_free() {
     keep();
     let slice = {
         let made = gpu.stream().clone_htod(&[1f32; 16]);
-        // cudarc's own call is given the error that cudarc kept.
+        // cudarc's own call gets the error that cudarc kept.
         made.or_else(|_| gpu.stream().clone_htod(&[1f32; 16]))
             .unwrap()
     };
@@ -353,7 +354,7 @@ fn more_memory_than_there_is_is_an_error() {
     gpu.synchronize().unwrap();
 }
 
-/// The default stream of each thread has one handle on all of them.
+/// Checks a refusal: the per-thread default stream has the same handle on all threads.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored handles"]
 fn the_default_stream_of_each_thread_is_refused() {

@@ -1,8 +1,8 @@
-//! The helpers of the GPU against those of the CPU device: bit for bit where a format is exact,
-//! within rounding elsewhere.
+//! Compares the helpers of the GPU with those of the CPU device, bit by bit if a format is exact,
+//! and otherwise within rounding errors.
 //!
-//! Each operation is a function over any device, run on both with the same bytes. Inputs lie among
-//! NaN, outputs are compared with everything around them.
+//! Each operation is a function over any device, run on both devices with the same bytes. Inputs
+//! are surrounded by NaN, and outputs are compared together with everything around them.
 
 use mla_cpu::Cpu;
 use mla_kernels::{Cuda, present_gpu, raw};
@@ -44,8 +44,7 @@ fn dims(latent: usize, rope: usize) -> MlaDims {
     MlaDims::new(latent as u32, HeadDims::new(128, rope as u32, 128))
 }
 
-// Draws dimensions, paddings and pages of all kinds; half of the cases have the alignment of an
-// engine's.
+// Draws dimensions, padding and pages of all kinds. Half of the cases have an engine's alignment.
 fn random_cache(rng: &mut StdRng, format: KvFormat, pages: usize) -> CacheLayout {
     let (latent, rope) = if rng.random_bool(0.5) {
         pick(rng, &[(512, 64), (256, 32), (512, 0), (128, 64)])
@@ -57,7 +56,7 @@ fn random_cache(rng: &mut StdRng, format: KvFormat, pages: usize) -> CacheLayout
         (rng.random_range(1..700), rng.random_range(0..300))
     };
     let dims = dims(latent, rope);
-    // Alignment of a row's values, of its scales of f32, or of the row.
+    // Alignment of a row's values, of its f32 scales, or of the row.
     let element = match format.dtype() {
         Some(dtype) => dtype.bytes(),
         None if format.has_tensor_scale() => 1,
@@ -100,7 +99,7 @@ fn cache_ref<D: Device>(bytes: D::Bytes<'_>, layout: CacheLayout) -> Result<Cach
     CacheRef::split(D::byte_range(bytes, 0..start), rope, layout)
 }
 
-// Draws slots that differ, with a few that are skipped.
+// Draws different slots, a few of which are skipped.
 fn random_slots(rng: &mut StdRng, slots: usize, tokens: usize) -> Vec<i64> {
     let mut all: Vec<i64> = (0..slots as i64).collect();
     all.shuffle(rng);
@@ -183,8 +182,8 @@ fn every_finite_16_bit_value_is_quantised_as_on_the_cpu() {
             let mut layout = CacheLayout::contiguous(dims(512, 64), format, 2, 64);
             layout.scale = scale;
             let mut latent = Tensor::poison(Layout::contiguous(dtype, [tokens, 1, 512]), 0);
-            // All 65536 patterns in numeric order, so that neighbours in a group are of one size;
-            // no number becomes 1, whose NaN the formats keep differently.
+            // These are all 65536 patterns in numeric order, so that neighbours in a group have
+            // similar sizes. NaN is replaced by 1, since the formats store NaN differently.
             for (pattern, bytes) in latent.bytes.chunks_exact_mut(2).enumerate() {
                 bytes.copy_from_slice(&(pattern as u16).to_le_bytes());
                 if get(dtype, bytes, 0).is_nan() {
@@ -235,7 +234,8 @@ fn slots_outside_the_cache_are_skipped() {
 
 // ---- Rotary embedding ---------------------------------------------------------------------------
 
-// Rotates pairs in f32, one product after the other, rounded to the dtype: the reference.
+// Rotates pairs in f32, one product after the other, and rounds to the dtype. This is the
+// reference.
 fn turn(tensor: &mut Tensor, cos: &Tensor, sin: &Tensor, positions: &[i64], style: RotaryStyle) {
     let before = tensor.clone();
     let half = before.layout.shape[2] / 2;
@@ -372,9 +372,10 @@ impl Gather {
     }
 }
 
-// Makes segments over shuffled pages, some of them empty. A slot that no segment reads is NaN in
-// every format, and so are the scales of a page's padding; table entries past a segment are any
-// number.
+// Makes segments over shuffled pages, some of them empty.
+//
+// Slots that no segment reads are NaN in every format, and so are the scales in a page's padding.
+// Table entries after a segment are arbitrary numbers.
 fn random_gather(rng: &mut StdRng, format: KvFormat, dtype: DType) -> Gather {
     let segments = rng.random_range(1..80);
     let layout = random_cache(rng, format, 1);
@@ -392,7 +393,7 @@ fn random_gather(rng: &mut StdRng, format: KvFormat, dtype: DType) -> Gather {
     gather_of(rng, layout, dtype, &lens, more)
 }
 
-// Makes a gather of segments by their first tokens and lengths, with room for some more rows.
+// Makes a gather of segments from their first tokens and lengths, with room for some more rows.
 fn gather_of(
     rng: &mut StdRng,
     mut layout: CacheLayout,
@@ -595,7 +596,7 @@ fn every_e4m3_code_is_dequantised_as_on_the_cpu() {
             layout.scale = scale;
             let tensor = |width| Tensor::poison(Layout::contiguous(dtype, [1, 1, width]), 0);
             let case = Gather {
-                // The two codes of NaN are left out: they may become any NaN.
+                // The two codes of NaN are left out, since the result may be any NaN.
                 cache: (0..=255u8)
                     .map(|code| if code & 0x7f == 0x7f { 0 } else { code })
                     .collect(),
@@ -693,7 +694,7 @@ fn random_merge(rng: &mut StdRng, dtype: DType) -> Merge {
         other_lse: random_lse(rng, other_lse_layout),
         other_lse_layout,
     };
-    // Rows that attended to nothing may hold anything.
+    // Rows that attended to nothing may contain anything.
     for (tensor, lse, layout) in [
         (&mut merge.out, &merge.lse, lse_layout),
         (&mut merge.other, &merge.other_lse, other_lse_layout),
@@ -730,7 +731,7 @@ fn run_merge<D: Device>(device: &D, case: &Merge) -> Result<(Tensor, Vec<f32>)> 
 fn merges_agree_with_the_cpu() {
     let (gpu, cpu) = (&*gpu(), Cpu::new());
     for dtype in DType::ALL.iter().copied() {
-        // A unit in the last place of numbers up to 2, and the weights' own error.
+        // The error is a unit in the last place of numbers up to 2, plus the weights' own error.
         let unit = match dtype {
             DType::F32 => 1e-6,
             DType::F16 => 2f32.powi(-10),
@@ -752,9 +753,10 @@ fn merges_agree_with_the_cpu() {
     }
 }
 
-/// Scales the outputs of a merge by sinks, with its log-sum-exp, and by a gate of `columns`.
+/// Scales the outputs of a merge by sinks, with the merge's log-sum-exp, and by a gate of
+/// `columns`.
 fn run_outputs<D: Device>(device: &D, case: &Merge, columns: usize) -> Result<Tensor> {
-    // An output of nothing is 0, and stays 0 whatever the sink is.
+    // An output of no keys is 0, and stays 0 for any sink.
     let mut rows = case.out.clone();
     rows.fill(|at, _| match case.out.at(at) {
         value if value.is_nan() => 0.0,
@@ -952,7 +954,7 @@ fn rows_are_scattered_as_on_the_cpu() {
         let [heads, width] = [0; 2].map(|_| pick(rng, &[1, 2, 7, 8, 16, 33, 192]));
         let [rows, to_rows] = [0; 2].map(|_| pick(rng, &[0, 1, 5, 64, 300]));
         let (slack, multiple) = pick(rng, &[(0, 1), (5, 1), (16, 8)]);
-        // Tokens of a log-sum-exp are neighbours.
+        // The tokens of a log-sum-exp are contiguous.
         let order = pick(rng, &[[0, 1, 2], [0, 1, 2], [2, 1, 0], [1, 0, 2]]);
         let tensor = |rng: &mut StdRng, rows| {
             let shape = [rows, heads, width];
@@ -969,7 +971,7 @@ fn rows_are_scattered_as_on_the_cpu() {
         let from = Tensor::random(rng, layout, shift);
         let (layout, shift) = tensor(rng, to_rows);
         let to = Tensor::poison(layout, shift);
-        // Rows without a place, and places of rows that are not there.
+        // Some rows have no place, and some places belong to rows that do not exist.
         let mut places: Vec<i64> = (0..to_rows as i64).chain([-1, -7, 1 << 40]).collect();
         places.resize(places.len().max(rows), -1);
         places.shuffle(rng);
@@ -1006,7 +1008,7 @@ fn block_fp8_is_dequantised_as_on_the_cpu() {
         let columns = pick(rng, &[1, 7, 128, 160, 512, 513]);
         let first_row = pick(rng, &[0, 0, 1, 48, 127]);
         let blocks = [first_row + rows, columns].map(|extent: usize| extent.div_ceil(128));
-        // Every code but NaN, whose bits are free.
+        // These are all codes except NaN, whose bits are arbitrary.
         let codes: Vec<u8> = (0..rows * columns)
             .map(|_| rng.random_range(0..0x7fu8) | rng.random_range(0..2u8) << 7)
             .collect();
@@ -1103,12 +1105,13 @@ fn an_empty_inner_axis_gives_zeros() {
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn offsets_go_beyond_31_bits_of_elements() -> Result<()> {
     let gpu = &*gpu();
-    // 4.9 GB of bf16 rows: the last elements lie past 2^31, their bytes past 2^32.
+    // There are 4.9 GB of bf16 rows. The last elements are beyond 2^31, and their bytes beyond
+    // 2^32.
     let layout = CacheLayout::contiguous(MlaDims::R1, KvFormat::BF16, 66_000, 64);
     assert!(cache_bytes(&layout) > (1 << 32) + (1 << 29) && cache_bytes(&layout) / 2 > 1 << 31);
     let mut cache = gpu.allocate(cache_bytes(&layout))?;
     let last = layout.slots() as i64 - 1;
-    // The rows at which an offset that is cut to 32 bits would end are checked as well.
+    // An offset that is cut to 32 bits would lead to these rows, so they are checked as well.
     let cut = |bits: u32| last - (1i64 << bits) / 1152;
     let slots = [last, 0, last - 64 * 1000, (1 << 31) / 1152 + 1];
     let untouched = [cut(32), cut(32) - 1, cut(31), cut(31) - 1, 1, last - 1];
@@ -1179,7 +1182,7 @@ fn offsets_go_beyond_31_bits_of_elements() -> Result<()> {
     // The merge is of two equal halves.
     assert_eq!(back.host(gpu)?.values(), source.values());
 
-    // Rows of a write's source and of a gather's output, as far apart.
+    // These rows of a write's source and of a gather's output have the same distance.
     let wide = Layout {
         dtype: DType::BF16,
         shape: [2, 1, 512],
@@ -1225,7 +1228,7 @@ fn offsets_go_beyond_31_bits_of_elements() -> Result<()> {
     assert_eq!(on_rope.host(gpu)?.values(), rope.values());
     drop(cache);
 
-    // Log-sum-exps of two tokens, as far apart.
+    // These log-sum-exps of two tokens have the same distance.
     let (heads, tokens) = (8, 2);
     let states: Vec<f32> = (0..heads * tokens).map(|_| normal(rng)).collect();
     let mut memory = gpu.allocate(4 * (far + heads))?;
@@ -1266,7 +1269,7 @@ fn offsets_go_beyond_31_bits_of_elements() -> Result<()> {
 
 // ---- Graphs and tiers ---------------------------------------------------------------------------
 
-// A step that uses every operation once, over memory that stays where it is.
+// A step that uses every operation once, on memory with fixed addresses.
 struct Step {
     // latent, rope, states' outputs, weights
     inputs: [On<Cuda>; 4],
@@ -1410,7 +1413,8 @@ impl Step {
 fn a_captured_step_replays_with_other_inputs_as_it_runs_without() {
     let gpu = &*gpu();
     let (mut captured, mut eager) = (Step::new(gpu).unwrap(), Step::new(gpu).unwrap());
-    // The capture is the first launch: it may not rely on what an earlier one would load.
+    // The capture is the first launch. It must not rely on anything that an earlier launch would
+    // load.
     let graph = gpu.capture(|gpu| captured.enqueue(gpu)).unwrap();
     assert!(
         captured.results(gpu).unwrap()[0]
@@ -1420,8 +1424,7 @@ fn a_captured_step_replays_with_other_inputs_as_it_runs_without() {
     );
     for seed in 1..5 {
         captured.set(gpu, seed).unwrap();
-        // SAFETY: `captured` holds everything that its capture was given, and only this stream uses
-        // it.
+        // SAFETY: `captured` holds everything that was captured, and only this stream uses it.
         unsafe { graph.replay() }.unwrap();
         eager.set(gpu, seed).unwrap();
         eager.enqueue(gpu).unwrap();
@@ -1462,7 +1465,7 @@ fn a_capture_that_fails_leaves_the_stream_usable() {
 fn slices_of_cudarc_and_raw_addresses_are_taken() {
     let gpu = &*gpu();
     let values: Vec<f32> = (0..64).map(|i| i as f32).collect();
-    // The slices belong to another stream: cudarc's events order it and the device's.
+    // The slices belong to another stream. cudarc's events order it with the device's stream.
     let stream = gpu.stream().context().new_stream().unwrap();
     let from = stream.clone_htod(&values).unwrap();
     let mut to = stream.alloc_zeros::<f32>(64).unwrap();
@@ -1475,7 +1478,7 @@ fn slices_of_cudarc_and_raw_addresses_are_taken() {
     .unwrap();
     assert_eq!(stream.clone_dtoh(&to).unwrap(), values);
 
-    // The raw tier, on the same memory: zeros over the first half.
+    // The raw tier is used on the same memory, to write zeros over the first half.
     gpu.lending(|loans| {
         let params = raw::MlaCopyParams {
             from: std::ptr::null(),
@@ -1486,7 +1489,7 @@ fn slices_of_cudarc_and_raw_addresses_are_taken() {
             element_bytes: 4,
         };
         gpu.bind()?;
-        // SAFETY: 32 f32 lie at the address, which is lent until the end of the closure.
+        // SAFETY: there are 32 f32 at the address, which is lent until the end of the closure.
         unsafe { raw::check("copy", raw::mla_copy(&params, gpu.raw_stream())) }
     })
     .unwrap();
@@ -1518,7 +1521,7 @@ fn what_does_not_fit_is_refused_by_name() {
         .to_string();
     assert_eq!(error, "host bytes: given 9, accepted the device's 8");
 
-    // The C interface itself, which engines may call without the typed tier.
+    // Engines may call this C interface without the typed tier.
     let refused = |params: raw::MlaMergeParams| {
         // SAFETY: the parameters are refused before anything is launched.
         unsafe { raw::check("merge", raw::mla_merge(&params, gpu.raw_stream())) }

@@ -1,5 +1,5 @@
-//! The lightning indexer on a GPU against the CPU device: keys, queries, logits, and lists to the
-//! last entry.
+//! Compares the lightning indexer on a GPU with that of the CPU device: keys, queries, logits, and
+//! complete lists.
 
 use mla_cpu::Cpu;
 use mla_kernels::Cuda;
@@ -29,7 +29,7 @@ fn numbers(rng: &mut StdRng, dtype: DType, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Requests, their pages, and everything else that is the same on both devices.
+/// Requests, their pages, and all other data that both devices share.
 struct World {
     config: IndexerConfig,
     dtype: DType,
@@ -41,7 +41,7 @@ struct World {
     lens: Vec<i32>,
     starts: Vec<i32>,
     tables: Vec<i32>,
-    /// Slot of every token in the cache.
+    /// The cache slot of every token.
     slots: Vec<i64>,
     positions: Vec<i64>,
     keys: Vec<u8>,
@@ -122,7 +122,7 @@ impl World {
         ))
     }
 
-    /// Writes keys to an index cache that was all 0xff, and returns it.
+    /// Writes keys to an index cache filled with 0xff, and returns it.
     fn write<D: IndexDevice>(&self, device: &D) -> Result<Vec<u8>> {
         let count = self.slots.len();
         let [keys, weight, bias] =
@@ -202,7 +202,7 @@ impl World {
         ))
     }
 
-    /// Computes logits of quantised queries over a cache; NaN where nothing is written.
+    /// Computes logits of quantised queries over a cache. Unwritten logits are NaN.
     fn logits<D: IndexDevice>(
         &self,
         device: &D,
@@ -260,7 +260,7 @@ impl World {
 
 fn check(world: &World, gpu: &Cuda) -> Result<()> {
     let cpu = Cpu::new();
-    // Sums in f64 may come out differently in their last bit, and so may one value of very many.
+    // Sums in f64 may differ in their last bit, and so may one of very many values.
     let differing = |a: &[u8], b: &[u8]| a.iter().zip(b).filter(|(a, b)| a != b).count();
     let (expected, given) = (world.write(&cpu)?, world.write(gpu)?);
     let count = differing(&expected, &given);
@@ -346,7 +346,8 @@ fn any_number_of_query_tokens_agrees_with_the_cpu_device() -> Result<()> {
     let gpu = gpu();
     for base in [IndexerConfig::DEEPSEEK_V3_2, IndexerConfig::GLM_5] {
         let config = base.with_dims(base.dims.with_topk(300));
-        // The kernel multiplies blocks of 1 to 16 tokens, by the average number of a request.
+        // The kernel multiplies blocks of 1 to 16 tokens, depending on the average number of tokens
+        // of a request.
         for tokens in [2, 3, 4, 5, 6, 8, 9, 12, 16, 20, 40] {
             let requests: Vec<(usize, usize)> = (0..9)
                 .map(|i| match i {
@@ -368,7 +369,7 @@ fn any_number_of_query_tokens_agrees_with_the_cpu_device() -> Result<()> {
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored indexer"]
 fn lists_of_clustered_and_special_logits_are_exact() -> Result<()> {
     let gpu = gpu();
-    // Rows that one CTA has, that a cluster keeps whole, and that it does not.
+    // Some rows fit one CTA, some fit a cluster, and some do not.
     let several: &[(usize, usize)] = &[
         (1, 2047),
         (1, 2048),
@@ -390,7 +391,7 @@ fn lists_of_clustered_and_special_logits_are_exact() -> Result<()> {
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored indexer"]
 fn lists_of_few_long_rows_are_exact() -> Result<()> {
     let gpu = gpu();
-    // Clusters of eight, four and three that keep rows in registers, and what lies on either side.
+    // Clusters of eight, four and three keep rows in registers. These are rows around their limits.
     let eight: &[(usize, usize)] = &[(1, 131_072), (2, 50_000), (1, 2049), (1, 9000), (1, 33_000)];
     let sized: [&[(usize, usize)]; 8] = [
         eight,

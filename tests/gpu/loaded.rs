@@ -1,5 +1,5 @@
-//! Checks that the driver loaded the code that was compiled for this GPU: machine code if the build
-//! made some, and else code from the family's PTX.
+//! Checks that the driver loaded the code that was compiled for this GPU. This is machine code if
+//! the build made it, and otherwise code from the family's PTX.
 
 use mla_kernels::device::{Buffer, LoadedKernel};
 use mla_kernels::{Cuda, FAMILIES};
@@ -17,7 +17,7 @@ use crate::tensors::{On, Tensor};
 const HEADS: usize = 16;
 const PAGE: usize = 64;
 
-/// Makes a tensor on the device, which nothing reads.
+/// Makes a tensor on the device that nothing reads.
 fn tensor(gpu: &Cuda, shape: [usize; 3]) -> On<Cuda> {
     let layout = Layout::contiguous(DType::BF16, shape);
     On::new(gpu, &Tensor::poison(layout, 0)).unwrap()
@@ -27,7 +27,7 @@ fn numbers(gpu: &Cuda, numbers: &[i32]) -> Buffer {
     upload(gpu, bytemuck::cast_slice(numbers)).unwrap()
 }
 
-/// Returns the kernels of a decode of one token, sparse ones with a list of `list` slots.
+/// Returns the kernels of a decode of one token. Sparse ones have a list of `list` slots.
 fn decode<B: DecodeBackend<Device = Cuda>>(
     gpu: &Cuda,
     format: KvFormat,
@@ -82,7 +82,7 @@ fn decode<B: DecodeBackend<Device = Cuda>>(
             let cache = CacheRef::new(cache.bytes(), layout)?;
             let call = DecodeCall::new(query, cache, batch(), Output::Plain(out.write()?))
                 .with_slots(lists.transpose()?);
-            // SAFETY: one request, whose numbers are those of the tensors. Nothing is run.
+            // SAFETY: there is one request, whose numbers are those of the tensors. Nothing is run.
             unsafe { backend.decode(gpu, call, &mut state, &metadata) }
         })
         .unwrap();
@@ -132,7 +132,7 @@ fn prefill<B: PrefillBackend<Device = Cuda>>(gpu: &Cuda) -> Vec<LoadedKernel> {
                 (starts()?, TOKENS),
                 (starts()?, TOKENS),
             );
-            // SAFETY: one request, whose numbers are those of the tensors. Nothing is run.
+            // SAFETY: there is one request, whose numbers are those of the tensors. Nothing is run.
             unsafe { backend.prefill(gpu, call, &mut state, &metadata) }
         })
         .unwrap();
@@ -144,7 +144,7 @@ fn check(gpu: &Cuda, family: &str, kernels: &[LoadedKernel]) {
     let compiled = FAMILIES.iter().find(|it| it.name == family).unwrap();
     let here = gpu.gpu().capability;
     assert!(!kernels.is_empty(), "{family}: no kernel was launched");
-    // `mla::sm80::decode::…`, mangled.
+    // This is `mla::sm80::decode::…`, mangled.
     let namespace = format!("3mla{}{family}", family.len());
     for kernel in kernels {
         let symbol = kernel.symbol.as_deref().unwrap();

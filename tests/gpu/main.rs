@@ -1,6 +1,7 @@
-//! Tests that need a GPU, in one program, since each program carries the code of all kernels: a
-//! module per kernel, and the conformance suite and the layer over them. A filter runs one of them:
-//! `cargo test --release --features sm90 --test gpu -- --include-ignored wgmma_mla`.
+//! Tests that need a GPU. They are one program, since each program contains the code of all
+//! kernels. There is a module per kernel, and modules for the conformance suite and the layer. A
+//! filter runs one of them: `cargo test --release --features sm90 --test gpu -- --include-ignored
+//! wgmma_mla`.
 
 #![cfg(feature = "gpu")]
 

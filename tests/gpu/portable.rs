@@ -1,6 +1,6 @@
-//! The backends of the portable family do what their specs say: with all of the GPU, and with no
-//! more of it than smaller ones have. Built with `MLA_BUILD_TARGETS_SM80=compute_80` they are PTX
-//! alone, which the driver compiles for this GPU as it does for one without machine code.
+//! Conformance tests of the backends of the portable family, with the whole GPU and with the
+//! resources of smaller ones. A build with `MLA_BUILD_TARGETS_SM80=compute_80` has only PTX. The
+//! driver then compiles it for this GPU, as it does for a GPU without machine code.
 
 mod impatient;
 mod smaller;
@@ -8,12 +8,12 @@ mod smaller;
 use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaDs, MmaMlaPerToken, MmaMlaSparse};
 use smaller::Smaller;
 
-/// Shared memory of a CTA on GPUs of 8.0.
+/// Shared memory per CTA on GPUs of 8.0.
 const A100: i32 = 163 * 1024;
-/// Shared memory of a CTA on GPUs of 8.6, 8.9 and 12.x.
+/// Shared memory per CTA on GPUs of 8.6, 8.9 and 12.x.
 const GEFORCE: i32 = 99 * 1024;
 
-/// A module with the conformance of a backend.
+/// Defines a module with the conformance tests of a backend.
 macro_rules! conformance {
     ($test:ident: $conformance:ident of $backend:ty) => {
         mod $test {

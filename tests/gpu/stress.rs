@@ -1,7 +1,8 @@
-//! Checks that a launch depends on its arguments alone. Every kernel runs thousands of times behind
-//! launches of other shapes and behind a kernel that fills the shared memory of all SMs with a
-//! pattern; its output holds NaN before, and its bits are those of its first launch. A watchdog
-//! ends the program if the GPU makes no progress.
+//! Checks that a launch depends on its arguments alone.
+//!
+//! Every kernel runs thousands of times after launches of other shapes, and after a kernel that
+//! fills the shared memory of all SMs with a pattern. Its output first holds NaN, and its bits must
+//! be those of its first launch. A watchdog ends the program if the GPU makes no progress.
 
 pub(crate) mod cases;
 pub(crate) mod machine;
@@ -15,12 +16,12 @@ use crate::common::{gpu, rng};
 use cases::kernels;
 use machine::{Machine, Memory};
 
-/// Minimum numbers of launches: in all, and of each kernel.
+/// Minimum numbers of launches, in total and of each kernel.
 const LAUNCHES: usize = 100_000;
 const OF_EACH: usize = 5_000;
-/// Problems of each kernel.
+/// Number of problems for each kernel.
 const CASES: usize = 24;
-/// Launches between two synchronisations.
+/// Number of launches between two synchronisations.
 const BURST: usize = 32;
 
 #[test]
@@ -62,7 +63,7 @@ fn bits_depend_on_no_launch_before() {
         if launch >= LAUNCHES && launches[rarest] >= OF_EACH {
             break;
         }
-        // Any kernel follows any other; none falls behind.
+        // Any kernel can follow any other, and all are run about equally often.
         let at = match rng.random_bool(0.5) {
             true => rarest,
             false => rng.random_range(0..kernels.len()),
@@ -78,8 +79,8 @@ fn bits_depend_on_no_launch_before() {
         }
         let keeps_others = ["index logits", "cache write", "copy rows", "dequantize"];
         if keeps_others.iter().any(|name| case.name.starts_with(name)) {
-            // These kernels leave other rows, or the rest of the last word, as they were, and the
-            // reference has zeros there.
+            // These kernels do not write some rows, or the rest of the last word. The reference has
+            // zeros there.
             for &output in &case.outputs {
                 machine.fill(output, 0, 0);
             }
@@ -117,8 +118,8 @@ fn bits_depend_on_no_launch_before() {
     assert!(wrong.is_empty(), "bits differ:\n{}", wrong.join("\n"));
 }
 
-/// Ends the program if there is no progress for too long: a kernel that hangs cannot be stopped
-/// from within.
+/// Ends the program if there is no progress for too long. A kernel that hangs cannot be stopped in
+/// another way.
 struct Watchdog {
     said: Arc<Mutex<Option<(Instant, String)>>>,
 }

@@ -1,4 +1,4 @@
-//! Tensors of random numbers, and one way to run an operation on any device.
+//! Tensors of random numbers, and a way to run an operation on any device.
 
 use mla_runtime::Result;
 use mla_runtime::device::Device;
@@ -17,8 +17,8 @@ pub(crate) fn normal(rng: &mut StdRng) -> f32 {
     (-2.0 * u.ln()).sqrt() * (std::f32::consts::TAU * v).cos()
 }
 
-/// A tensor in host memory: its first element lies `offset` bytes into the buffer, so that a
-/// device's view of it can be as misaligned as one likes.
+/// A tensor in host memory. Its first element lies `offset` bytes into the buffer, so that a
+/// device's view of it can have any misalignment.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
     pub(crate) bytes: Vec<u8>,
@@ -114,7 +114,7 @@ impl<D: Device> On<D> {
         TensorMut::new(bytes, self.layout)
     }
 
-    /// Downloads all bytes of the buffer, those between the elements included.
+    /// Downloads all bytes of the buffer, including those between the elements.
     pub(crate) fn download(&self, device: &D) -> Result<Vec<u8>> {
         download::<D>(device, &self.buffer)
     }
@@ -153,8 +153,8 @@ pub(crate) fn lse_mut<D: Device>(
     LseMut::new(D::bytes_mut(buffer), layout)
 }
 
-/// Returns row-major strides with up to `slack` elements between the rows of each axis, in the
-/// order that `order` names from the outermost axis to the innermost.
+/// Returns strides with up to `slack` elements between the rows of each axis. `order` names the
+/// axes from the outermost to the innermost.
 pub(crate) fn strides(
     rng: &mut StdRng,
     shape: [usize; 3],
@@ -175,7 +175,7 @@ pub(crate) fn strides(
     strides
 }
 
-/// `[tokens, heads, width]` with gaps: aligned for vector access, or not.
+/// Returns a layout `[tokens, heads, width]` with gaps, aligned for vector access or not.
 pub(crate) fn padded(rng: &mut StdRng, dtype: DType, shape: [usize; 3], aligned: bool) -> Layout {
     let (slack, multiple) = if aligned { (24, 8) } else { (7, 1) };
     Layout {
@@ -190,7 +190,7 @@ pub(crate) fn pick<T: Copy>(rng: &mut StdRng, choices: &[T]) -> T {
     choices[rng.random_range(0..choices.len())]
 }
 
-/// Returns the first place where two buffers differ, if they do.
+/// Returns the first place where two buffers differ, if there is one.
 pub(crate) fn difference(a: &[u8], b: &[u8]) -> Option<String> {
     if a.len() != b.len() {
         return Some(format!("{} bytes against {}", a.len(), b.len()));

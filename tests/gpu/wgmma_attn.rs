@@ -1,7 +1,9 @@
-//! WGMMA_ATTN on a Hopper GPU against the f64 reference: lengths around every tile boundary, mixed
-//! in one batch, and random batches; keys fewer and more than queries, packed and split; graphs
-//! captured with loose bounds; offsets beyond 2^31 elements; bad arguments. Its conformance covers
-//! NaN in other requests.
+//! Compares WGMMA_ATTN on a Hopper GPU with the f64 reference.
+//!
+//! The tests have lengths around every tile boundary, mixed in one batch, and random batches. There
+//! are fewer and more keys than queries, packed and split keys, graphs captured with loose bounds,
+//! offsets beyond 2^31 elements, and bad arguments. The conformance tests cover NaN in other
+//! requests.
 
 use mla_conformance::{PrefillCase, Trial};
 use mla_kernels::backends::sm90::WgmmaAttn;
@@ -32,7 +34,7 @@ fn case(dims: HeadDims, dtype: DType, heads: u32, lens: &[(usize, usize)]) -> Pr
     }
 }
 
-/// Runs a case twice, with the same bits, and as a graph that is replayed with other numbers.
+/// Runs a case twice with the same bits, and as a graph that is replayed with other numbers.
 fn check(case: &PrefillCase) {
     let gpu = &*gpu();
     for trial in [Trial::Repeated, Trial::Replayed] {
@@ -72,9 +74,10 @@ fn lengths_around_every_tile_boundary_mix_in_one_batch() {
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn any_lengths_of_queries_and_keys_agree() {
     let more = [(100, 400), (1, 257), (256, 700), (0, 77), (130, 641)];
-    // Rows that see nothing, within a tile and in whole tiles.
+    // Some rows see nothing, within a tile and in whole tiles.
     let fewer = [(400, 100), (257, 1), (10, 0), (130, 129), (0, 0), (300, 40)];
-    // Keys of few query tiles are divided among CTAs, evenly and not, and beside whole tiles.
+    // Keys of a few query tiles are divided among CTAs, evenly or unevenly, and together with whole
+    // tiles.
     let batches: [(u32, &[(usize, usize)]); 7] = [
         (2, &more),
         (2, &fewer),
@@ -100,7 +103,7 @@ fn any_lengths_of_queries_and_keys_agree() {
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn any_number_of_heads_and_of_requests() {
-    // Short requests in three sections, of which the second has no tokens.
+    // The short requests form three groups, and the second group has no tokens.
     let mut sections = vec![0; 40];
     (sections[0], sections[1], sections[38], sections[39]) = (150, 20, 257, 129);
     for (dims, heads, lens) in [
@@ -110,14 +113,14 @@ fn any_number_of_heads_and_of_requests() {
         (R1, 128, &[150, 20]),
         (R1, 1, &[5; 300]),
         (R1, 128, &sections),
-        // A long request among short ones, whose queries end before the second half of a tile.
+        // A long request is among short ones, whose queries end before the second half of a tile.
         (SMALL, 1, &[2500, 1, 37, 64, 65]),
     ] {
         check(&case(dims, DType::BF16, heads, &same(lens)));
     }
 }
 
-// A captured graph's bounds have to hold for each batch that it is replayed for.
+// The bounds of a captured graph have to hold for each batch of a replay.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn a_graph_with_loose_bounds_replays_for_other_lengths() {
@@ -143,8 +146,8 @@ fn a_graph_with_loose_bounds_replays_for_other_lengths() {
     }
 }
 
-// The kernel weighs against a reference that it raises afterwards; here that comes too late, and it
-// has to start over.
+// The kernel computes weights relative to a reference that it raises afterwards. In these cases
+// that is too late, and it has to start over.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn scores_may_rise_beyond_what_weights_can_hold() {
@@ -172,7 +175,7 @@ fn random_ragged_batches_agree() {
             0 => rng.random_range(1..=128),
             _ => rng.random_range(1..=6),
         };
-        // Bound on the reference's multiplications.
+        // This bounds the number of the reference's multiplications.
         let mut left = 3_000_000 / heads;
         let lens = (0..rng.random_range(1..=60))
             .map(|_| {
@@ -210,11 +213,11 @@ fn offsets_beyond_two_to_the_31_elements_change_nothing() {
     let machine = Machine::new(gpu.stream().clone());
     let (mut rng, mut memory) = (rng(10), Memory::default());
     let mut draw = Draw::new(&machine, &mut rng, &mut memory);
-    // Heads far apart, and tokens.
+    // Heads are far apart, or tokens are.
     for (len, far) in [(300, [0, 1 << 31]), (9, [1 << 28, 0])] {
         let call = draw.prefill_of(DType::BF16, [128, 64, 128], 2, true, [&[len], &[len]]);
         let (mut params, mut memory) = (call.params, Memory::default());
-        // Copies of a tensor's rows, or with false from those copies.
+        // Copies a tensor's rows, or copies them back.
         let copy = |at: u64, to: u64, width: usize, strides: [[i64; 2]; 2], back: bool| {
             for (token, head) in (0..len as i64).flat_map(|t| [0, 1].map(|h| (t, h))) {
                 let rows =
@@ -274,7 +277,7 @@ fn offsets_beyond_two_to_the_31_elements_change_nothing() {
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn what_the_kernel_cannot_take_is_refused_by_name() {
     let gpu = &*gpu();
-    // A gap of one element leaves every other row not aligned to 16 bytes.
+    // With a gap of one element, every second row is not aligned to 16 bytes.
     let case = PrefillCase {
         gap: 1,
         ..case(R1, DType::BF16, 2, &same(&[8]))
@@ -295,7 +298,7 @@ fn a_raw_call_takes_the_workspace_that_is_said_and_dims_that_there_are() {
     let backend = WgmmaAttn::new(gpu, &config).unwrap();
     let limits = StepLimits::new(2, 130, 1).with_context_rows(130);
     let bytes = backend.workspace_bytes(gpu, &limits).unwrap() as usize;
-    // Partial results of three splits for each SM, of 128 rows in f32.
+    // The workspace holds partial results of three splits for each SM, of 128 rows in f32.
     assert!((1..=32 << 20).contains(&bytes), "{bytes}");
     let machine = Machine::new(gpu.stream().clone());
     let (mut rng, mut memory) = (rng(11), Memory::default());
@@ -307,7 +310,7 @@ fn a_raw_call_takes_the_workspace_that_is_said_and_dims_that_there_are() {
         good.params.key_rope_token_stride,
         good.params.key_rope_head_stride,
     ) = (384, 0);
-    // SAFETY: what is refused is not launched, and everything else is as the good call has it.
+    // SAFETY: a refused call is not launched, and all other parameters are valid.
     let launch =
         |params: &raw::MlaPrefillParams| unsafe { raw::mla_prefill_sm90(params, gpu.raw_stream()) };
     let wrong: &[WrongField<raw::MlaPrefillParams>] = &[

@@ -1,5 +1,5 @@
-//! WGMMA_MLA on a Hopper GPU against the f64 reference, over more problems than its conformance
-//! tries, and as a raw call.
+//! Compares WGMMA_MLA on a Hopper GPU with the f64 reference, on more problems than the conformance
+//! tests, and as a raw call.
 
 use mla_conformance::{DecodeCase, Trial};
 use mla_kernels::backends::sm90::WgmmaMla;
@@ -22,7 +22,7 @@ fn problem(heads: usize, dtype: DType, kv: KvFormat) -> Problem {
         .with_query_len(QueryLen::Ragged)
 }
 
-/// Query and cache tokens of each request, in bf16.
+/// Makes a case from the query and cache tokens of each request, in bf16.
 fn case(heads: usize, requests: &[(usize, usize)]) -> DecodeCase {
     let (query_lens, seq_lens): (_, Vec<_>) = requests.iter().copied().unzip();
     DecodeCase {
@@ -41,8 +41,8 @@ fn check(name: &str, case: &DecodeCase) {
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn every_number_of_heads_and_query_tokens_agrees_with_the_reference() {
-    // Requests with room for up to 512 tokens have a kernel of their own if there are more than 64
-    // rows; the table has two pages more than needed.
+    // With more than 64 rows, requests with room for up to 512 tokens use a separate kernel. The
+    // table has two pages more than needed.
     let long = [0, 1, 63, 64, 65, 127, 128, 129, 191, 1000];
     let short = [0, 1, 63, 64, 65, 127, 128, 129, 191, 320, 384];
     for heads in [1, 3, 8, 9, 16, 20, 40, 48, 63, 64, 96, 126, 128] {
@@ -51,7 +51,7 @@ fn every_number_of_heads_and_query_tokens_agrees_with_the_reference() {
                 let name = format!("{heads} heads, {query} query tokens, {name}");
                 let seed = (heads * 10 + query) as u64;
                 let mut requests: Vec<_> = lens.iter().map(|&len| (query, len)).collect();
-                // The f64 reference takes seconds for many rows of the longest context.
+                // For many rows of the longest context, the f64 reference would take seconds.
                 if name == "long" && query <= 2 {
                     requests.push((query, 4641));
                 }
@@ -77,7 +77,7 @@ fn random_ragged_batches_agree_with_the_reference() {
         case.problem.kv_format = KvFormat::of(dtype);
         case.problem.page_size = pick(&mut rng, &[16, 32, 48, 64, 128, 256]);
         case.gap = 8 * rng.random_range(0..4);
-        // Or rows of the cache further apart.
+        // In some cases, the rows of the cache are further apart.
         case.trial = pick(&mut rng, &[Trial::Repeated, Trial::ExactlyAligned]);
         case.seed = round;
         check(&format!("round {round}"), &case);
@@ -130,7 +130,7 @@ fn large_batches_and_long_contexts_agree_with_the_reference() {
     ] {
         check(name, &case(heads, requests));
     }
-    // Offsets beyond 2^31 elements.
+    // The offsets exceed 2^31 elements.
     let unused_pages = (1usize << 31) / (64 * 576) + 1;
     let case = case(16, &[(1, 700), (2, 333)]);
     check(
@@ -142,8 +142,8 @@ fn large_batches_and_long_contexts_agree_with_the_reference() {
     );
 }
 
-// CTAs that never wait for the other splits of their query tile make all of them fall back, unless
-// all have already arrived: then one CTA combines the whole tile.
+// If CTAs never wait for the other splits of their query tile, all of them fall back, unless all
+// have already arrived. After falling back, one CTA combines the whole tile.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn falling_back_gives_the_same_bits() {
@@ -155,13 +155,14 @@ fn falling_back_gives_the_same_bits() {
             .collect()
     };
     let (bf16, fp8) = (KvFormat::BF16, KvFormat::Fp8);
-    // Few splits, many splits, and tiles in line, where a CTA has other work after its split.
+    // There are few splits, many splits, and tiles in line, in which a CTA has other work after its
+    // split.
     let cases = [
         (bf16, [16, 1], vec![1000]),
         (bf16, [16, 1], vec![20_000]),
         (bf16, [64, 1], vec![20_000]),
         (bf16, [128, 1], vec![9000, 3000]),
-        // Query tiles of five CTAs, and of thirteen.
+        // The query tiles have five CTAs, or thirteen.
         (bf16, [48, 6], vec![9000, 3000]),
         (bf16, [52, 16], vec![5000]),
         (fp8, [40, 8], vec![6000]),
@@ -250,7 +251,7 @@ fn a_raw_call_takes_the_workspace_that_is_said_and_no_less() {
     let mut draw = Draw::new(&machine, &mut rng, &mut memory);
     let mut good = draw.decode_of(DType::BF16, KvFormat::BF16, [16, 1], &[100, 3]);
     good.params.workspace_bytes = bytes.unwrap() as usize;
-    // SAFETY: what is refused is not launched, and everything else is as the good call has it.
+    // SAFETY: a refused call is not launched, and all other parameters are valid.
     let launch =
         |params: &raw::MlaDecodeParams| unsafe { raw::mla_decode_sm90(params, gpu.raw_stream()) };
     each_is_refused(

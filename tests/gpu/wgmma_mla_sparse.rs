@@ -1,5 +1,5 @@
-//! WGMMA_MLA_SPARSE on a Hopper GPU against the f64 reference, over more problems than its
-//! conformance tries, and as a raw call.
+//! Compares WGMMA_MLA_SPARSE on a Hopper GPU with the f64 reference, on more problems than the
+//! conformance tests, and as a raw call.
 
 use mla_conformance::{DecodeCase, GroupScales, Trial};
 use mla_kernels::Cuda;
@@ -16,7 +16,7 @@ use crate::tensors::pick;
 
 const FORMATS: [KvFormat; 3] = [KvFormat::BF16, KvFormat::Fp8, KvFormat::Fp8DsMla];
 
-/// A request with this number of query tokens, each with a list of `width` of its 700 slots.
+/// Makes a request with this number of query tokens, each with a list of `width` of its 700 slots.
 fn case(kv: KvFormat, heads: u32, tokens: usize, width: usize) -> DecodeCase {
     let problem = Problem::new(MlaDims::R1, heads, DType::BF16)
         .with_kv_format(kv)
@@ -48,13 +48,13 @@ fn lists_with_wrong_entries_anywhere_agree_with_the_reference() {
             let mut case = case(kv, heads, rng.random_range(1..6), pick(&mut rng, &widths));
             case.problem.page_size = pick(&mut rng, &[1, 3, 61, 64, 576]);
             case.with_counts = rng.random_bool(0.5);
-            // Or rows of the cache further apart.
+            // In some cases, the rows of the cache are further apart.
             case.trial = pick(&mut rng, &[Trial::Once, Trial::ExactlyAligned]);
             case.seed = rng.random();
             check(gpu, &case);
         }
-        // Cases with more tokens than SMs, so that a second launch may take some of them, and
-        // without any slot.
+        // Some cases have more tokens than SMs, so that a second launch may take some of them. Some
+        // have no slots.
         for (heads, tokens) in [(16, 137), (128, 69)] {
             for len in [0, 700] {
                 check(
@@ -66,8 +66,8 @@ fn lists_with_wrong_entries_anywhere_agree_with_the_reference() {
                 );
             }
         }
-        // Lists whose ends are found ahead of the walk: CTAs that take several items, and lists of
-        // a second cache.
+        // The ends of these lists are found before they are processed. CTAs take several items, and
+        // there are lists of a second cache.
         for (heads, tokens) in [(4, 420), (20, 140), (40, 280), (128, 3)] {
             check(
                 gpu,
@@ -79,7 +79,7 @@ fn lists_with_wrong_entries_anywhere_agree_with_the_reference() {
         }
     }
     for heads in [16, 128] {
-        // Scales of rows are any numbers.
+        // Scales of rows may be any numbers.
         let group_scales = Some(GroupScales {
             exponents: [[0, -3, 2, 1], [-1, 0, 0, 2]],
             factor: 1.37,
@@ -117,7 +117,7 @@ fn rows_beyond_two_to_the_31_elements_agree_with_the_reference() {
     }
 }
 
-/// Two pages of addresses, of which the second has memory.
+/// Two pages of addresses, of which only the second has memory.
 struct HalfMapped {
     base: u64,
     half: usize,
@@ -128,10 +128,10 @@ impl HalfMapped {
     fn new(gpu: &Cuda) -> Self {
         use cudarc::driver::sys;
         gpu.stream().context().bind_to_thread().unwrap();
-        // Multiple in which every device allocates memory.
+        // Every device allocates memory in multiples of this.
         let half = 2 << 20;
         let (mut base, mut handle) = (0, 0);
-        // SAFETY: plain numbers, for which zeros are values: device 0.
+        // SAFETY: all fields of the struct are numbers. Zeros are valid, and mean device 0.
         let mut memory: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
         memory.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         memory.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
@@ -139,7 +139,7 @@ impl HalfMapped {
             location: memory.location,
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: a context is current, and what is passed lives until the calls return.
+        // SAFETY: a context is current, and all arguments live until the calls return.
         unsafe {
             sys::cuMemAddressReserve(&mut base, 2 * half, half, 0, 0)
                 .result()
@@ -161,7 +161,8 @@ impl HalfMapped {
 impl Drop for HalfMapped {
     fn drop(&mut self) {
         use cudarc::driver::sys;
-        // SAFETY: mapped, created and reserved by `new`; the test has waited for all that uses it.
+        // SAFETY: `new` reserved, created and mapped this memory, and the test has waited for
+        // everything that uses it.
         unsafe {
             let _ = sys::cuMemUnmap(self.base + self.half as u64, self.half);
             let _ = sys::cuMemRelease(self.handle);
@@ -179,7 +180,7 @@ fn a_page_0_without_memory_is_never_read() {
     let (mut rng, mut memory) = (rng(3), Memory::default());
     for kv in FORMATS {
         for heads in [16, 32, 128] {
-            // Slots of the second page alone, among entries that no cache has.
+            // The lists have only slots of the second page, among entries that no cache has.
             let wrong = [-1, i32::MIN, i32::MAX, -123_456, 128, 129];
             let entries = (0..4 * 700).map(|_| match rng.random_bool(0.5) {
                 true => rng.random_range(64..128),
@@ -206,8 +207,8 @@ fn a_page_0_without_memory_is_never_read() {
             params.cache_page_stride = mapped.half as i64;
             params.cache_rope_page_stride = mapped.half as i64;
             let [whole, half] = [call.params, params].map(|params| {
-                // SAFETY: no list names the first page, and what no list names is not read: that is
-                // what is tested. All else has memory as long as the call.
+                // SAFETY: no list names the first page, and the test checks that only listed rows
+                // are read. All other memory lives as long as the call.
                 call.launched(&machine, &params, |params| unsafe {
                     raw::mla_sparse_sm90(params, gpu.raw_stream())
                 })
@@ -279,7 +280,7 @@ fn a_captured_step_replays_with_other_lists_and_counts() {
     }
 }
 
-/// Tries every kernel: each takes another number of heads.
+/// Tries every kernel, since each takes another number of heads.
 #[test]
 #[ignore = "needs a Hopper GPU: \
             cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]

@@ -1,4 +1,5 @@
-//! The public interface of each published crate, checked in: a change of it is seen in review.
+//! The public interface of each published crate. It is checked in, so that a review shows its
+//! changes.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,20 +13,21 @@ use crate::{Workspace, succeed, text_of};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Write the lists anew instead of comparing them; then read what changed.
+    /// Write the lists again instead of comparing them, and then review the changes.
     #[arg(long)]
     bless: bool,
-    /// Only these packages.
+    /// Compare only these packages.
     #[arg(long, value_name = "PACKAGE")]
     package: Vec<String>,
 }
 
 /// The packages, and the features with which their documentation is built.
 ///
-/// Crates of other people's kernels are listed without features, because their bindings take
-/// libclang, which nothing else here needs. A feature would add a backend's state and the list of
-/// what was compiled. mla-candle is in a workspace of its own, whose tests use its interface; the
-/// packages of compiled kernels have one constant each.
+/// Crates with third-party kernels are listed without features, because their bindings need
+/// libclang, which is not needed otherwise. A feature would add a backend's state and the list of
+/// compiled targets. mla-candle is not listed, since it is in a separate workspace, whose tests use
+/// its interface. The packages of compiled kernels are not listed, since they have one constant
+/// each.
 const PACKAGES: [(&str, &str); 10] = [
     ("mla-macros", ""),
     ("mla-runtime", ""),
@@ -39,8 +41,8 @@ const PACKAGES: [(&str, &str); 10] = [
     ("mla-cli", ""),
 ];
 
-/// rustdoc's description of a crate for programs is not stable: this compiler's is what
-/// `public-api` reads.
+/// The compiler whose JSON documentation `public-api` can read. The form of this documentation is
+/// not stable.
 const COMPILER: &str = "1.95";
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -91,7 +93,7 @@ fn list(workspace: &Workspace, package: &str, features: &str) -> anyhow::Result<
         .args(["--features", features])
         .args(["--", "-Zunstable-options", "--output-format=json"])
         .env("RUSTDOC", unstable_rustdoc(&workspace.target)?)
-        // Documentation is hosted without CUDA: this takes the same path.
+        // docs.rs builds documentation without CUDA, and this build does the same.
         .env("DOCS_RS", "1");
     succeed(&mut rustdoc)?;
     let json = workspace
@@ -106,9 +108,9 @@ fn list(workspace: &Workspace, package: &str, features: &str) -> anyhow::Result<
     Ok(api.to_string())
 }
 
-/// A rustdoc that takes unstable options. The variable that allows them is set for rustdoc alone:
-/// build scripts of other crates look at it, and if Cargo and rustc had it, everything would be
-/// built anew each time it comes and goes.
+/// Makes a rustdoc that accepts unstable options. The variable that allows them is set for rustdoc
+/// alone: build scripts of other crates look at it. If Cargo and rustc had it, everything would be
+/// rebuilt each time it is set or unset.
 fn unstable_rustdoc(target: &Path) -> anyhow::Result<PathBuf> {
     let script = target.join("unstable-rustdoc");
     fs::write(

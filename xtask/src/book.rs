@@ -1,5 +1,5 @@
-//! One site of the front page, the manuals, the benchmarks and rustdoc, by a pinned mkdocs that
-//! checks its links and anchors.
+//! Makes one site of the front page, the manuals, the benchmarks and rustdoc, with a pinned mkdocs
+//! that checks its links and anchors.
 
 use std::{
     collections::BTreeSet,
@@ -13,7 +13,7 @@ use anyhow::{Context, ensure};
 
 use crate::{Workspace, copy_folder, pip, succeed};
 
-/// Pages in the order of the navigation: a title and a file, or a folder of pages.
+/// Pages in the order of the navigation. Each has a title, and a file or a folder of pages.
 const PAGES: &[(&str, &str)] = &[
     ("In an engine", "docs/engine.md"),
     ("Support", "docs/support.md"),
@@ -31,12 +31,12 @@ const PAGES: &[(&str, &str)] = &[
     ("Log", "docs/log"),
 ];
 
-/// Pictures that pages show.
+/// The folder of the pictures in pages.
 const PICTURES: &str = "docs/benchmarks";
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The Python whose pip downloads the generator, once, and which runs it.
+    /// Python that runs the generator. Its pip downloads the generator once.
     #[arg(long, default_value = "python3")]
     python: PathBuf,
 }
@@ -83,7 +83,7 @@ fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     Ok(fs::write(path, bytes)?)
 }
 
-/// The files of a folder, in the order of their names, as paths from the root.
+/// Returns the files of a folder, sorted by name, as paths from the root.
 fn files(root: &Path, folder: &str) -> anyhow::Result<BTreeSet<PathBuf>> {
     let entries = fs::read_dir(root.join(folder)).with_context(|| folder.to_owned())?;
     entries
@@ -91,7 +91,7 @@ fn files(root: &Path, folder: &str) -> anyhow::Result<BTreeSet<PathBuf>> {
         .collect()
 }
 
-/// All pages, the front page among them.
+/// Returns all pages, including the front page.
 fn pages(root: &Path) -> anyhow::Result<BTreeSet<PathBuf>> {
     let mut pages = BTreeSet::from([PathBuf::from("README.md")]);
     for (_, path) in PAGES {
@@ -104,7 +104,7 @@ fn pages(root: &Path) -> anyhow::Result<BTreeSet<PathBuf>> {
     Ok(pages)
 }
 
-/// The generator's settings: every link and anchor that leads nowhere is an error.
+/// Returns the generator's settings. A link or anchor without a target is an error.
 fn settings_of(root: &Path) -> anyhow::Result<String> {
     let mut settings = String::from(
         "site_name: mla-kernels\n\
@@ -133,7 +133,7 @@ fn settings_of(root: &Path) -> anyhow::Result<String> {
     Ok(settings)
 }
 
-/// The folder with the generator, which pip fills by the pinned hashes.
+/// Returns the folder of the generator, which pip fills according to the pinned hashes.
 fn installed(workspace: &Workspace, python: &Path) -> anyhow::Result<PathBuf> {
     let target = workspace.target.join("book/tools");
     let requirements = workspace.root.join("xtask/book.txt");
@@ -151,8 +151,8 @@ fn installed(workspace: &Workspace, python: &Path) -> anyhow::Result<PathBuf> {
     Ok(target)
 }
 
-/// A page as the generator takes it: the first line of a fence has one word, and a link to a file
-/// that is no page becomes its text alone.
+/// Converts a page for the generator. The first line of a code fence keeps only one word, and a
+/// link to a file that is not a page becomes plain text.
 fn staged(
     root: &Path,
     pages: &BTreeSet<PathBuf>,
@@ -175,7 +175,7 @@ fn staged(
     Ok(staged)
 }
 
-/// A line whose links lead to pages, pictures and the web alone.
+/// Converts a line so that its links lead only to pages, pictures and the web.
 fn linked(
     root: &Path,
     pages: &BTreeSet<PathBuf>,
@@ -212,7 +212,7 @@ fn linked(
     Ok(done)
 }
 
-/// The place of the bracket that begins a link's text, if it stands in the same line.
+/// Returns the position of the bracket that begins a link's text, if it is in the same line.
 fn opening(text: &str) -> Option<usize> {
     let mut depth = 0;
     text.char_indices().rev().find_map(|(at, letter)| {
@@ -226,7 +226,7 @@ fn opening(text: &str) -> Option<usize> {
     })
 }
 
-/// A link's path from the root, for a link in this page.
+/// Returns the path from the root for a link in this page.
 fn resolved(page: &Path, link: &str) -> PathBuf {
     let mut path = page.parent().unwrap_or(Path::new("")).to_owned();
     for component in Path::new(link).components() {

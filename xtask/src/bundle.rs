@@ -1,5 +1,5 @@
-//! Packs what a GPU machine needs to run the tests and the laboratory: programs and a script, no
-//! Rust.
+//! Packs everything that a GPU machine needs to run the tests and the benchmarks, without Rust:
+//! programs and a script.
 
 use std::{
     fs,
@@ -16,29 +16,30 @@ use crate::{Workspace, succeed};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The features to pack: those of architectures, and `nccl` for the tests of two GPUs.
+    /// Features to pack: those of architectures, and `nccl` for the tests of two GPUs.
     #[arg(long, value_delimiter = ',', default_value = "sm90")]
     features: Vec<String>,
-    /// Also the tests of `mla-candle` on a GPU, packed by xz. To build them takes the requirements
-    /// of candle's feature `cuda`: nvcc on the path, a CUDA toolkit to link, `CUDA_COMPUTE_CAP`.
+    /// Also pack the tests of `mla-candle` on a GPU, compressed by xz. Building them has the
+    /// requirements of candle's feature `cuda`: nvcc on the path, a CUDA toolkit to link, and
+    /// `CUDA_COMPUTE_CAP`.
     #[arg(long)]
     candle: bool,
-    /// Folder of the bundle; what is there is replaced. By default `bundle` in the target folder.
+    /// Folder of the bundle, whose content is replaced [default: `bundle` in the target folder].
     #[arg(long)]
     output: Option<PathBuf>,
 }
 
-/// The maximal size of a bundle: it travels with every run.
+/// The maximum size of a bundle, since it is transferred for every run.
 const MAX: u64 = 60 << 20;
 
-/// The archive of all programs, used if they exceed [`MAX`]. Each program carries the kernels of
-/// all families, so an archive whose compression sees across programs is little larger than one of
-/// them; `run.sh` unpacks it.
+/// The archive of all programs, used if they exceed [`MAX`]. Each program contains the kernels of
+/// all families. The compression finds equal kernels in different programs, so the archive is
+/// little larger than one program. `run.sh` unpacks it.
 const ARCHIVE: &str = "programs.tar.xz";
 
 const FOLDERS: [&str; 3] = ["tests", "examples", "bin"];
 
-/// The package whose programs need a GPU.
+/// The package with the programs that need a GPU.
 const KERNELS: [&str; 2] = ["--package", "mla-kernels"];
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -69,10 +70,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes an empty bundle: its script and its folders.
+/// Makes an empty bundle with its script and its folders.
 fn begin(output: &Path) -> anyhow::Result<()> {
     if output.exists() {
-        // Only what an earlier run of this chore made is replaced.
+        // Only a folder that an earlier run of this chore made is replaced.
         ensure!(
             output.join("run.sh").is_file(),
             "{} is no bundle; remove it, or name another folder",
@@ -83,18 +84,18 @@ fn begin(output: &Path) -> anyhow::Result<()> {
     for folder in FOLDERS {
         fs::create_dir_all(output.join(folder))?;
     }
-    // First of all: it says that the folder is a bundle, also if a build fails.
+    // The script comes first. It marks the folder as a bundle, even if a build fails later.
     let script = output.join("run.sh");
     fs::write(&script, include_str!("run.sh"))?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
     Ok(())
 }
 
-/// The tests of mla-kernels that need a GPU: they are marked ignored.
+/// Packs the tests of mla-kernels that need a GPU, which are marked as ignored.
 fn tests(workspace: &Workspace, features: &str, output: &Path) -> anyhow::Result<()> {
     let folder = output.join("tests");
     for artifact in build(workspace, "test", &KERNELS, features)? {
-        // A program without such a test has nothing to do there.
+        // A program without such tests is not packed.
         if !has_ignored_tests(&executable(&artifact)?)? {
             continue;
         }
@@ -123,8 +124,8 @@ fn candle(workspace: &Workspace, output: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The command `mla` and the laboratory. Their own features turn on those of the kernels, and the
-/// device that they offer; they have those of architectures.
+/// Packs the command `mla` and the program of `cargo lab`. Their own features turn on those of the
+/// kernels, and the device. They have features for architectures.
 fn tools(workspace: &Workspace, features: &[String], output: &Path) -> anyhow::Result<()> {
     for package in ["mla-cli", "mla-lab"] {
         let own: Vec<_> = features
@@ -141,8 +142,8 @@ fn tools(workspace: &Workspace, features: &[String], output: &Path) -> anyhow::R
     Ok(())
 }
 
-/// Lists the programs, puts them into an archive if they are larger than a bundle may be, and
-/// returns what the bundle holds.
+/// Lists the programs, puts them into an archive if they exceed the size of a bundle, and returns
+/// the bundle's content.
 fn held(output: &Path) -> anyhow::Result<u64> {
     let mut total = 0;
     for folder in FOLDERS {
@@ -169,7 +170,8 @@ fn held(output: &Path) -> anyhow::Result<u64> {
 /// Puts all programs into one archive, and returns its size.
 fn archive(output: &Path) -> anyhow::Result<u64> {
     let path = output.join(ARCHIVE);
-    // A dictionary in which a program with every family fits finds the kernels of the one before.
+    // The dictionary is large enough for a program with every family, so a program's kernels are
+    // found in the preceding one.
     let mut tar = Command::new("tar");
     tar.args(["--create", "--sort=name", "--owner=0", "--group=0"])
         .arg("--use-compress-program=xz --threads=1 --lzma2=preset=6,dict=64MiB")
@@ -184,7 +186,7 @@ fn archive(output: &Path) -> anyhow::Result<u64> {
     Ok(fs::metadata(path)?.len())
 }
 
-/// Builds in release mode, stripped, and returns what can be executed.
+/// Builds in release mode, stripped, and returns the executables.
 fn build(
     workspace: &Workspace,
     command: &str,
@@ -244,8 +246,8 @@ fn has_ignored_tests(executable: &Path) -> anyhow::Result<bool> {
             .any(|line| line.ends_with(": test")))
 }
 
-/// Most of a program with candle in it is candle's kernels, as PTX and for every quantised format.
-/// Compressed, a seventh of it is left.
+/// Compresses a program with candle to about a seventh of its size. Most of it is candle's kernels,
+/// as PTX and for every quantised format.
 fn pack(from: &Path, to: &Path) -> anyhow::Result<()> {
     let mut xz = Command::new("xz");
     xz.args(["--compress", "--stdout", "--threads=0"])
@@ -254,7 +256,7 @@ fn pack(from: &Path, to: &Path) -> anyhow::Result<()> {
     succeed(&mut xz)
 }
 
-/// Into a folder, under its own name.
+/// Copies a program into a folder under its own name.
 fn copy(artifact: &Artifact, folder: &Path) -> anyhow::Result<()> {
     copy_as(artifact, &folder.join(&artifact.target.name))
 }
@@ -270,7 +272,7 @@ fn copy_as(artifact: &Artifact, to: &Path) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    /// A program of a mebibyte that no packer makes smaller, the same in each but for its name.
+    /// Returns a program of one MiB that cannot be compressed. Programs differ only in their names.
     fn program(name: &str) -> Vec<u8> {
         let mut bytes = format!("#!/bin/sh\necho {name} ran\nexit\n").into_bytes();
         let mut state = 1u64;

@@ -1,4 +1,4 @@
-//! The cache of compiled kernels: what it holds, and what to do with it.
+//! The cache of compiled kernels: statistics and maintenance.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -8,30 +8,30 @@ use mla_build::{cache, report::size};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The cache's folder; by default MLA_BUILD_CACHE, or `mla-build` in the user's cache folder.
+    /// The cache's folder [default: MLA_BUILD_CACHE, or `mla-build` in the user's cache folder].
     #[arg(long)]
     folder: Option<PathBuf>,
-    /// Action; without one, statistics are shown.
+    /// Action. Without one, statistics are shown.
     #[command(subcommand)]
     command: Option<Command>,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// Throw away what was not used for some time, or everything.
+    /// Remove everything, or only what was not used for some time.
     Clean {
         /// Keep objects that were used within this many days.
         #[arg(long, value_name = "DAYS")]
         older_than: Option<u64>,
     },
-    /// Add what the cache holds to another folder, for another machine.
+    /// Copy the cache's content to another folder, for another machine.
     Export {
-        /// The folder, which is a cache afterwards.
+        /// The destination folder, which then is a cache, too.
         to: PathBuf,
     },
-    /// Add what another cache holds to this one.
+    /// Copy another cache's content to this one.
     Import {
-        /// The other's folder.
+        /// The folder of the other cache.
         from: PathBuf,
     },
 }

@@ -1,5 +1,5 @@
-//! Compiles kernels into cubins and PTX with a manifest, for a program that loads them by the
-//! driver and links nothing.
+//! Compiles kernels into cubins and PTX with a manifest. A program can load them through the
+//! driver, and links nothing.
 
 use std::{fs, path::PathBuf};
 
@@ -8,7 +8,7 @@ use mla_build::code::{Code, FILE};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-// Compiled as the build of the working tree compiles.
+// The kernels are compiled in the same way as in the build of the working tree.
 use crate::{Workspace, sass::kernels};
 
 #[derive(clap::Args)]
@@ -16,10 +16,10 @@ pub(crate) struct Arguments {
     /// The families to compile.
     #[arg(long, value_delimiter = ',', default_values = ["sm80", "sm90"])]
     families: Vec<String>,
-    /// The sources to compile, a glob below cuda.
+    /// A glob for the sources to compile, below cuda.
     #[arg(long, default_value = "**")]
     only: String,
-    /// The folder for them, emptied first. By default target/cubins.
+    /// The output folder, which is emptied first [default: target/cubins].
     #[arg(long)]
     out: Option<PathBuf>,
 }
@@ -56,7 +56,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The kernels that can be launched by the manifest alone, and those whose launch it leaves out.
+/// Lists the kernels that can be launched with the manifest alone, and those for which it has no
+/// launch.
 fn summary(code: &Code, manifest: &Value) -> String {
     let kernels: Vec<_> = code.files.iter().flat_map(|file| &file.kernels).collect();
     let described = kernels.iter().filter(|kernel| kernel.launch.is_some());

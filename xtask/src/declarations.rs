@@ -1,4 +1,4 @@
-//! The Rust declarations of the kernels' C interface, which lie beside its headers.
+//! The Rust declarations of the kernels' C interface, in files beside its headers.
 
 use std::{fs, io::BufReader, path::Path, process::Stdio};
 
@@ -33,8 +33,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The declarations that bindgen writes for the headers of all families. The package itself need
-/// not compile: it may lack the very declarations that are to be written.
+/// Returns the declarations that bindgen writes for the headers of all families. The package itself
+/// need not compile, since it may lack the very declarations that will be written.
 fn made(workspace: &Workspace) -> anyhow::Result<String> {
     let features = families(workspace)?.join(",") + ",division";
     let mut check = workspace

@@ -1,7 +1,7 @@
-//! Resolves and checks the library beside the dependencies that real engines pin, and with the
-//! oldest dependencies that its manifests accept.
+//! Resolves and checks the library together with the dependencies that real engines pin, and with
+//! the oldest dependencies that its manifests accept.
 //!
-//! Each engine is a throw-away workspace of one package, which depends on mla-kernels and on the
+//! Each engine is a temporary workspace with one package. It depends on mla-kernels and on the
 //! engine's pinned cudarc, and passes a stream from one to the other.
 
 use std::{
@@ -17,17 +17,17 @@ use crate::{Workspace, succeed};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only the rows of this name: an engine's, `two-versions` or `oldest`.
+    /// Run only the check of this name: an engine's, `two-versions` or `oldest`.
     #[arg(long)]
     only: Option<String>,
 }
 
-/// The dependencies of an engine that decide if the library fits beside them.
+/// The dependencies of an engine that decide whether the library fits beside them.
 struct Engine {
     name: &'static str,
     /// The Rust version that it declares.
     rust: Option<&'static str>,
-    /// Lines of its `[dependencies]`.
+    /// The lines of its `[dependencies]`.
     dependencies: &'static [&'static str],
     /// The features of mla-kernels.
     features: &'static [&'static str],
@@ -35,7 +35,7 @@ struct Engine {
     compiles: bool,
 }
 
-/// Pins of the engines' own manifests that concern CUDA, as read on 2026-11-28.
+/// Dependencies in engines' own manifests that concern CUDA, as read on 2026-11-28.
 const ENGINES: &[Engine] = &[
     Engine {
         name: "mistral.rs",
@@ -107,7 +107,7 @@ const CUDARC_OF_CANDLE: &str = concat!(
     r#""cuda-version-from-build-system", "dynamic-linking"] }"#,
 );
 
-/// An engine that names a version of CUDA's interface beside one that a feature of ours names.
+/// An engine that chooses a version of CUDA's interface, while one of our features chooses another.
 const TWO_VERSIONS: Engine = Engine {
     name: "two-versions",
     rust: None,
@@ -128,7 +128,7 @@ const CRATES: &[&str] = &[
 /// The name of the check with the oldest dependencies.
 const OLDEST: &str = "oldest";
 
-/// A program that takes a stream of the library as one of its own cudarc.
+/// A program that uses a stream of the library as one of its own cudarc.
 const PROGRAM: &str = "\
 pub fn stream(gpu: &mla_kernels::Cuda) -> &std::sync::Arc<cudarc::driver::CudaStream> {
     gpu.stream()
@@ -192,7 +192,7 @@ impl Chore {
         Ok("resolved")
     }
 
-    /// The guide shows the first line of the error, by which one finds the cure.
+    /// Checks that the guide shows the first line of the error, by which users find the remedy.
     fn two_versions(&self) -> anyhow::Result<&'static str> {
         let folder = self.write(&TWO_VERSIONS)?;
         let output = self
@@ -215,7 +215,8 @@ impl Chore {
         Ok("refused as the guide shows")
     }
 
-    /// The crates that an engine adds, with the oldest versions of what they depend on directly.
+    /// Checks the crates that an engine adds, with the oldest versions of their direct
+    /// dependencies.
     fn oldest(&self) -> anyhow::Result<&'static str> {
         let folder = self.folder.path().join(OLDEST);
         fs::create_dir(&folder)?;
@@ -230,7 +231,7 @@ impl Chore {
         let manifest = fs::read_to_string(root.join("Cargo.toml"))?;
         fs::write(folder.join("Cargo.toml"), with_members(&manifest)?)?;
         let mut resolve = self.cargo(&folder);
-        // The flag is Cargo's own; no compiler runs with the variable.
+        // The flag belongs to Cargo itself, and no compiler runs with the variable.
         resolve.args(["update", "-Z", "direct-minimal-versions"]);
         succeed(resolve.env("RUSTC_BOOTSTRAP", "1"))?;
         let mut check = self.cargo(&folder);
@@ -240,8 +241,8 @@ impl Chore {
         Ok("resolved and checked")
     }
 
-    /// Writes the engine's workspace. It begins with our own lock file, of which Cargo keeps what
-    /// the engine's pins leave.
+    /// Writes the engine's workspace. It begins with our own lock file. Cargo keeps the entries
+    /// that the engine's dependencies allow.
     fn write(&self, engine: &Engine) -> anyhow::Result<std::path::PathBuf> {
         let folder = self.folder.path().join(engine.name);
         fs::create_dir_all(folder.join("src"))?;
@@ -278,7 +279,7 @@ impl Chore {
     }
 }
 
-/// The workspace's manifest with the crates of an engine as its only members.
+/// Returns the workspace's manifest with only the crates of an engine as members.
 fn with_members(manifest: &str) -> anyhow::Result<String> {
     let (before, rest) = manifest
         .split_once("\nmembers = [")

@@ -1,4 +1,4 @@
-//! Files that are checked in and that tests compare with what the code makes of them.
+//! Checked-in files that tests compare with the output of the code.
 
 use anyhow::ensure;
 
@@ -6,13 +6,13 @@ use crate::Workspace;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Write the files anew instead of comparing them; then read what changed.
+    /// Write the files again instead of comparing them, and then review the changes.
     #[arg(long)]
     bless: bool,
 }
 
-/// The tests that hold the files: the attribute's expansions and its table of keys, the compiler's
-/// errors, the machine code of a dispatch, the command's output, and the benchmarks'
+/// The tests that compare the files. These are the attribute's expansions and its table of keys,
+/// the compiler's errors, the machine code of a dispatch, the command's output, and the benchmarks'
 /// tables and picture.
 const TESTS: &[&[&str]] = &[
     &["--package", "mla-macros", "--lib"],

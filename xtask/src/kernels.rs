@@ -1,5 +1,4 @@
-//! Compiles the kernels through Cargo and shows what Cargo hides: what the build script does, while
-//! it does it.
+//! Compiles the kernels through Cargo and shows what Cargo hides: the progress of the build script.
 
 use std::{
     fs::File,
@@ -23,13 +22,13 @@ pub(crate) struct Arguments {
     /// The features of the architectures to compile for.
     #[arg(long, value_delimiter = ',', default_value = "sm90")]
     pub(crate) features: Vec<String>,
-    /// Compile everything anew, into a cache that is thrown away afterwards.
+    /// Compile everything again, into a temporary cache.
     #[arg(long)]
     cold: bool,
     /// Write compile_commands.json for clangd into the workspace's folder.
     #[arg(long)]
     compile_commands: bool,
-    /// Number of units that the summary names.
+    /// Number of units in the summary.
     #[arg(long, default_value_t = 10)]
     top: usize,
 }
@@ -45,7 +44,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .args(["build", "--quiet", "--package", "mla-kernels", "--features"])
         .arg(arguments.features.join(","))
         .env(progress::VARIABLE, &events)
-        // An error is shown at once, and what compiles beside it is kept.
+        // An error is shown at once, and the other units are still compiled.
         .env("MLA_BUILD_KEEP_GOING", "1")
         .stdin(Stdio::null());
     if arguments.cold {
@@ -101,7 +100,7 @@ impl EventReader {
     }
 
     fn show(&mut self) -> anyhow::Result<()> {
-        // A line may be read while it is being written; its rest comes with the next call.
+        // A line may be read while it is being written. Its rest is read in the next call.
         while self.lines.read_line(&mut self.partial)? > 0 && self.partial.ends_with('\n') {
             let event = serde_json::from_str(&self.partial)
                 .context("the build script speaks another version")?;
@@ -126,7 +125,7 @@ impl EventReader {
             Event::Finished { .. } => bar.inc(1),
             _ => {}
         }
-        // Above the bar on a terminal; plain lines elsewhere.
+        // On a terminal the line is shown above the bar. Otherwise it is a plain line.
         let line = progress::sentence(event);
         if bar.is_hidden() {
             eprintln!("{line}")
@@ -135,7 +134,7 @@ impl EventReader {
         }
     }
 
-    /// True if the build script ran at all.
+    /// Removes the bar. Returns true if the build script ran at all.
     fn finish(self) -> bool {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -144,7 +143,7 @@ impl EventReader {
     }
 }
 
-/// The slowest units, the slowest of them first.
+/// Lists the slowest units, with the slowest first.
 fn summary(report: &Report, top: usize) -> String {
     let mut units: Vec<_> = report.units.iter().collect();
     units.sort_by(|a, b| b.compile_seconds.total_cmp(&a.compile_seconds));

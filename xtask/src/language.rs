@@ -1,7 +1,7 @@
-//! Comments that begin without a subject, of which there is none.
+//! Comments that begin without a subject. There must be none.
 //!
-//! A comment says what a thing is or does: it begins with a noun or a verb. One that begins with a
-//! word of [`HEADLESS`] leaves its reader without a subject.
+//! A comment says what a thing is or does, and begins with a noun or a verb. A comment that begins
+//! with a word of [`HEADLESS`] has no subject.
 
 use std::{fs, path::Path};
 
@@ -10,7 +10,7 @@ use ra_ap_rustc_lexer::{DocStyle, FrontmatterAllowed, TokenKind, tokenize};
 
 use crate::Workspace;
 
-/// First words of comments that have no subject.
+/// Words with which a comment must not begin.
 const HEADLESS: &[&str] = &[
     "What", "Whether", "Where", "Which", "Who", "How", "As", "Of", "By", "Those", "That", "So",
     "Because",
@@ -33,7 +33,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The comments of a tree.
+/// The comments in the files of a tree.
 #[derive(Default)]
 struct Found {
     /// All comment blocks.
@@ -42,13 +42,14 @@ struct Found {
     headless: Vec<String>,
 }
 
-/// The comment blocks of a Rust or CUDA source: runs of line comments of one kind, on lines that
-/// follow each other, each by its first line and that line's number. Rust's lexer reads both
-/// languages: line comments, strings and character literals of C++ have the same spelling.
+/// Returns the comment blocks of a Rust or CUDA source. A block is a run of line comments of one
+/// kind on consecutive lines. It is given by its first line and that line's number. Rust's lexer
+/// reads both languages, since line comments, strings and character literals of C++ have the same
+/// spelling.
 fn blocks(source: &str) -> Vec<(usize, &str)> {
     let mut blocks = Vec::new();
     let (mut offset, mut line) = (0, 1);
-    // The kind of the comment before, while nothing but the end of its line has followed.
+    // The kind of the preceding comment, as long as only the end of its line has followed.
     let mut open: Option<Option<DocStyle>> = None;
     for token in tokenize(source, FrontmatterAllowed::No) {
         let text = &source[offset..offset + token.len as usize];
@@ -79,7 +80,7 @@ fn read_folder(root: &Path, folder: &Path, found: &mut Found) -> anyhow::Result<
     for entry in fs::read_dir(root.join(folder))? {
         let name = entry?.file_name();
         let path = folder.join(&name);
-        // A build's folder holds copies of sources.
+        // The folder of a build holds copies of sources.
         if name.to_string_lossy().starts_with('.') || name == "target" {
             continue;
         }

@@ -1,4 +1,5 @@
-//! The time that one more backend adds to a check build of mla-kernels, by Cargo's own timings.
+//! Measures how much time another backend adds to a check build of mla-kernels, from Cargo's own
+//! timings.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,10 +14,10 @@ pub(crate) struct Arguments {
     /// Number of backends to add.
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..))]
     backends: u32,
-    /// Number of timings of each build; the fastest counts.
+    /// Number of timings of each build. The fastest one counts.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// Fail where a backend adds more.
+    /// Fail if a backend adds more.
     #[arg(long, default_value_t = 50.0)]
     max_milliseconds: f64,
 }
@@ -39,7 +40,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         Ok(min)
     };
-    // Dependencies come first, once.
+    // The first check compiles the dependencies.
     check(&workspace, &package)?;
     let (before, after) = (seconds(&without)?, seconds(&with)?);
     let each = (after - before) * 1e3 / f64::from(arguments.backends);
@@ -56,15 +57,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a copy of mla-kernels outside of the workspace, without an architecture, as a check build
-/// is anywhere.
+/// Writes a copy of mla-kernels outside the workspace, without an architecture. On any machine, a
+/// check build is like this.
 fn write_package(workspace: &Workspace, package: &Path) -> anyhow::Result<()> {
     copy_folder(&workspace.root.join("src"), &package.join("src"))?;
     fs::create_dir(package.join("docs"))?;
     for file in ["docs/engine.md", "Cargo.lock", "build.rs"] {
         fs::copy(workspace.root.join(file), package.join(file))?;
     }
-    // The attribute asks the manifest for the features of all families, on or off.
+    // The attribute looks in the manifest for the features of all families, on or off.
     let mut features = String::from("gpu = []\n");
     for entry in fs::read_dir(package.join("src/backends"))? {
         let entry = entry?;
@@ -87,7 +88,7 @@ fn write_package(workspace: &Workspace, package: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The seconds that Cargo's report says of the package itself.
+/// Returns the seconds for the package itself in Cargo's report.
 fn check(workspace: &Workspace, package: &Path) -> anyhow::Result<f64> {
     let target = workspace.target.join("macro-cost");
     let mut cargo = workspace.cargo();
@@ -117,7 +118,7 @@ fn check(workspace: &Workspace, package: &Path) -> anyhow::Result<f64> {
         .context("Cargo's report does not name mla-kernels")
 }
 
-/// Backends as a kernel author writes them, but for the bodies of their functions.
+/// Returns backends as a kernel author writes them, without the bodies of their functions.
 fn more(backends: u32) -> String {
     let mut text = String::from(
         "//! More backends.\nuse mla_runtime::backend::*;\nuse mla_cpu::Cpu;\n\

@@ -38,43 +38,43 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// Compile the kernels, show each unit as it is done, and tell where the time went.
+    /// Compile the kernels, show each unit when it is done, and show what took time.
     Kernels(kernels::Arguments),
-    /// Show what the cache of compiled kernels holds, clean it, take it elsewhere.
+    /// Show the cache of compiled kernels, clean it, or copy it.
     Cache(cache::Arguments),
-    /// Pack the GPU tests and the laboratory into a folder that runs on a machine without Rust.
+    /// Pack the GPU tests and the benchmarks into a folder that runs on a machine without Rust.
     Bundle(bundle::Arguments),
     /// Compare the checked-in expansions, compiler errors, machine code and outputs, or write them
-    /// anew.
+    /// again.
     Goldens(goldens::Arguments),
     /// Write the Rust declarations beside each C header of the kernels, as bindgen makes them.
     Declarations,
-    /// Resolve and check the library beside what engines pin, and with the oldest dependencies.
+    /// Resolve and check the library with the dependencies of engines, and with the oldest ones.
     Engines(engines::Arguments),
-    /// Compare the public interface of each crate with the checked-in list, or write it anew.
+    /// Compare the public interface of each crate with the checked-in list, or write it again.
     Api(api::Arguments),
     /// Compile kernels into cubins and PTX with a manifest, for a program that links nothing.
     Cubins(cubins::Arguments),
     /// Make one site of the manuals, the benchmarks and rustdoc, and check its links.
     Book(book::Arguments),
-    /// Compare the machine code of two revisions, symbol names aside.
+    /// Compare the machine code of two revisions, except for symbol names.
     Sass(sass::Arguments),
     /// List comments that begin without a subject.
     Language,
-    /// Check that what would be published is complete, and nothing else.
+    /// Check that the published packages are complete and contain nothing else.
     Package(package::Arguments),
-    /// Compile the kernels into packages, so that a release needs no nvcc, and check what would be
-    /// published.
+    /// Compile the kernels into packages, so that a release needs no nvcc, and check the packages
+    /// to publish.
     Release(release::Arguments),
-    /// Time what one more backend adds to a check build of mla-kernels.
+    /// Measure the time that one more backend adds to a check build of mla-kernels.
     MacroCost(macro_cost::Arguments),
 }
 
 fn main() -> ExitCode {
     match run(Arguments::parse().chore) {
         Ok(()) => ExitCode::SUCCESS,
-        // The error and its causes are printed without a backtrace: a chore's error is its user's
-        // to mend.
+        // The error and its causes are printed without a backtrace, since the user of a chore has
+        // to fix its error.
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
@@ -105,8 +105,8 @@ fn run(chore: Chore) -> anyhow::Result<()> {
 struct Workspace {
     root: PathBuf,
     target: PathBuf,
-    /// The folder that build scripts write to: the target folder, if the user did not choose
-    /// another.
+    /// The folder that build scripts write to. It is the target folder, unless the user chose
+    /// another one.
     build: PathBuf,
 }
 
@@ -126,13 +126,13 @@ impl Workspace {
         })
     }
 
-    /// Cargo's metadata of the packages, without those from elsewhere.
+    /// Returns Cargo's metadata of the workspace's packages, without their dependencies.
     fn metadata(&self) -> anyhow::Result<cargo_metadata::Metadata> {
         let mut command = cargo_metadata::MetadataCommand::new();
         Ok(command.current_dir(&self.root).no_deps().exec()?)
     }
 
-    /// The Cargo that started this program, at the workspace's root.
+    /// Returns a command of the Cargo that started this program, at the workspace's root.
     fn cargo(&self) -> Command {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(cargo);
@@ -141,7 +141,7 @@ impl Workspace {
     }
 }
 
-/// Runs a command, whose messages are shown as they come, to its success.
+/// Runs a command, shows its messages, and fails if the command fails.
 fn succeed(command: &mut Command) -> anyhow::Result<()> {
     let status = command
         .status()
@@ -153,7 +153,7 @@ fn succeed(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The standard output of a command that succeeds.
+/// Returns the standard output of a command that has to succeed.
 fn text_of(command: &mut Command) -> anyhow::Result<String> {
     let output = command
         .output()
@@ -166,7 +166,7 @@ fn text_of(command: &mut Command) -> anyhow::Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// A call of pip that installs wheels into a folder.
+/// Returns a call of pip that installs wheels into a folder.
 fn pip(python: &Path, target: &Path) -> Command {
     let mut pip = Command::new(python);
     pip.args(["-m", "pip", "install", "--quiet", "--no-deps"])

@@ -10,8 +10,8 @@ use crate::{Workspace, text_of};
 #[derive(clap::Args)]
 pub(crate) struct Arguments {}
 
-/// The published packages by their folders, and the files that each must hold besides its sources.
-/// A name that ends in `/` stands for every file that git tracks below it.
+/// The published packages with their folders, and the files that each must contain besides its
+/// sources. A name that ends in `/` stands for all files that git tracks below it.
 const PACKAGES: &[(&str, &str, &[&str])] = &[
     (
         "mla-kernels",
@@ -64,7 +64,7 @@ const PACKAGES: &[(&str, &str, &[&str])] = &[
     ("mla-cli", "mla-cli/", &["build.rs", "src/", "sweeps/"]),
 ];
 
-/// Paths that have no place in the root package, whose folder holds everything.
+/// Paths that do not belong into the root package, although they are in its folder.
 const FOREIGN: &[&str] = &[
     ".ci",
     ".cargo/",
@@ -125,7 +125,7 @@ pub(crate) fn run(_: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The packages of the workspace that a registry may have.
+/// Returns the packages of the workspace that may be published.
 pub(crate) fn published(metadata: &Metadata) -> Vec<&Package> {
     let mut packages = metadata.workspace_packages();
     packages.retain(|package| package.publish.as_ref().is_none_or(|to| !to.is_empty()));

@@ -1,6 +1,5 @@
-//! Makes the packages that a release adds to the sources: each family's compiled kernels in a
-//! package of its own. Builds of mla-kernels from a registry then need neither nvcc nor CUTLASS nor
-//! libclang.
+//! Makes the packages of a release that contain compiled kernels, one for each family. Builds of
+//! mla-kernels from a registry then need neither nvcc nor CUTLASS nor libclang.
 
 #[path = "../../src/drivers.rs"]
 mod drivers;
@@ -22,30 +21,30 @@ use crate::{Workspace, package, succeed, text_of};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The families to compile, each in all combinations with those before it.
+    /// The families to compile, each in all combinations with the families before it.
     #[arg(long, value_delimiter = ',', default_values = FAMILIES)]
     families: Vec<String>,
-    /// Compile with the CUDA of this folder in place of the pinned one: for drivers that are older
-    /// than the pinned release.
+    /// Compile with the CUDA toolkit in this folder instead of the pinned one, for drivers that are
+    /// older than the pinned release.
     #[arg(long)]
     toolkit: Option<PathBuf>,
-    /// Check sizes and the order alone, of what was compiled before.
+    /// Only check the sizes and the order of packages that were compiled before.
     #[arg(long)]
     check: bool,
 }
 
-/// A family's package holds the sources of no family for the combinations in which it is the last
-/// of these.
+/// The families, in order. Objects of sources in no family's folder differ between combinations of
+/// families. They are in the package of a combination's last family.
 const FAMILIES: [&str; 3] = ["sm80", "sm90", "sm100"];
 
-/// The packages that hold some of a family's objects by themselves, and the start of these objects'
-/// sources. A family's other objects are in the package of its name.
+/// The packages that contain only a part of a family's objects, and the prefix of these objects'
+/// sources. The other objects of the family are in the package with its name.
 const DIVIDED: &[(&str, &str, &str)] = &[("sm80", "sm80-decode", "cuda/sm80/decode/")];
 
-/// The maximal size of a package: crates.io takes 10 MiB, and kernels grow.
+/// The maximum size of a package. crates.io accepts 10 MiB, and kernels grow.
 const MAX: u64 = 8 << 20;
 
-/// The file in a family's package that says what its objects were made of and by.
+/// The file in a family's package about the sources and compilers of its objects.
 const PROVENANCE: &str = "PROVENANCE.json";
 
 /// The description that mla-build writes beside objects.
@@ -89,7 +88,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The packages of some families, each behind its family.
+/// Returns the packages of some families, each paired with its family.
 fn packages<'a>(families: &'a [&'a str]) -> impl Iterator<Item = (&'a str, &'a str)> {
     families.iter().flat_map(|family| {
         let divided = DIVIDED.iter().filter(move |(of, ..)| of == family);
@@ -99,8 +98,8 @@ fn packages<'a>(families: &'a [&'a str]) -> impl Iterator<Item = (&'a str, &'a s
     })
 }
 
-/// True if the object of a source is in a package: what no other family compiles, and no other
-/// package of the family has.
+/// True if the object of a source belongs in a package. No other family compiles the source, and
+/// no other package of the family contains the object.
 fn holds((family, package): (&str, &str), source: &str) -> bool {
     let of_other = |other: &&str| source.starts_with(&format!("cuda/{other}/"));
     if FAMILIES.iter().any(|it| *it != family && of_other(it)) {
@@ -111,7 +110,7 @@ fn holds((family, package): (&str, &str), source: &str) -> bool {
     own.map_or(family, |(_, own, _)| *own) == package
 }
 
-/// Every set of families that a build may turn on.
+/// Returns every set of families that a build may turn on.
 fn combinations<'a>(families: &[&'a str]) -> Vec<Vec<&'a str>> {
     let chosen = |bits: usize| {
         let one = |(place, family): (usize, &&'a str)| (bits >> place & 1 == 1).then_some(*family);
@@ -140,7 +139,7 @@ fn compile(
     succeed(&mut cargo)
 }
 
-/// Gives a package of a family what is compiled for it, and the notice of what that contains.
+/// Puts the objects of a family into its package, together with a notice of their contents.
 fn fill(
     workspace: &Workspace,
     (family, name): (&str, &str),
@@ -196,7 +195,7 @@ fn fill(
     Ok(())
 }
 
-/// The revision of a checkout, and the tracked files that differ from it.
+/// The revision of a checkout, and the tracked files that were changed.
 struct Revision {
     commit: String,
     changed: Vec<String>,
@@ -214,8 +213,8 @@ fn revision(root: &Path) -> anyhow::Result<Revision> {
     })
 }
 
-/// The origin of a family's objects: the revision, whether it was changed, the compilers, the
-/// driver that they need, and the hash of each file.
+/// Returns the origin of a family's objects: the revision with its changes, the compilers, the
+/// minimum driver, and the hash of each file.
 fn provenance(description: &Value, revision: &Revision) -> anyhow::Result<Value> {
     let objects = description["objects"].as_array().into_iter().flatten();
     let parts = objects
@@ -235,7 +234,8 @@ fn provenance(description: &Value, revision: &Revision) -> anyhow::Result<Value>
     }))
 }
 
-/// A sentence about the driver that objects need, by the release of CUDA that compiled them.
+/// Returns a sentence about the driver that objects need, by the release of CUDA that compiled
+/// them.
 fn driver(description: &Value) -> anyhow::Result<String> {
     let compilers = description["compilers"].as_array().into_iter().flatten();
     let mut cuda = compilers.filter(|it| it[0] == "CUDA");
@@ -260,7 +260,7 @@ fn read(path: &Path) -> anyhow::Result<Value> {
     serde_json::from_slice(&text).with_context(|| format!("cannot understand {}", path.display()))
 }
 
-/// Only the pinned compilers make objects of a release.
+/// Checks that the pinned compilers made the objects of a release.
 fn pinned(description: &Value) -> anyhow::Result<()> {
     let pins = &Pins::current().packages;
     for compiler in description["compilers"].as_array().into_iter().flatten() {
@@ -283,7 +283,7 @@ fn pinned(description: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The contents of the objects, and their licences.
+/// Describes the contents of the objects and their licences.
 fn notice(package: &str, description: &Value) -> anyhow::Result<String> {
     let folder = Pins::current()
         .folder()
@@ -318,7 +318,7 @@ fn notice(package: &str, description: &Value) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Packs a package of kernels as Cargo would, and holds its size to the bound.
+/// Packs a package of kernels as Cargo would, and checks its size.
 fn check_size(workspace: &Workspace, package: &str) -> anyhow::Result<()> {
     let objects = workspace
         .root
@@ -348,13 +348,14 @@ fn check_size(workspace: &Workspace, package: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The packages in an order in which each comes after what it needs from the registry.
+/// Returns the packages in an order in which each comes after the packages that it needs from the
+/// registry.
 fn order(metadata: &Metadata) -> anyhow::Result<Vec<String>> {
     let mut left = package::published(metadata);
     let mut order = Vec::new();
     while !left.is_empty() {
         let names: BTreeSet<String> = left.iter().map(|it| it.name.to_string()).collect();
-        // Cargo leaves a development dependency without a version out of what it packs.
+        // Cargo leaves a development dependency without a version out of a package.
         let waits = |package: &Package| {
             package.dependencies.iter().any(|it| {
                 let is_packed = it.kind != DependencyKind::Development || it.req.to_string() != "*";
@@ -403,7 +404,7 @@ mod tests {
         );
         assert_eq!(of("cuda/sm80/prefill/api.cu"), ["sm80"]);
         assert_eq!(of("cuda/sm90/decode/dense/api.cu"), ["sm90"]);
-        // A combination's own, in the package of its last family.
+        // Each combination has its own object, in the package of its last family.
         assert_eq!(of("cuda/all/copy.cu"), ["sm80", "sm90", "sm100"]);
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../prebuilt");
         let folders = fs::read_dir(root).unwrap();

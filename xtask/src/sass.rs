@@ -1,7 +1,7 @@
-//! Compares the machine code of two revisions, symbol names aside: a step that only renames or
-//! moves code leaves it as it was.
+//! Compares the machine code of two revisions, except for symbol names. A change that only renames
+//! or moves code must not alter it.
 
-// Both revisions are compiled as the build of the working tree compiles.
+// Both revisions are compiled in the same way as in the build of the working tree.
 #[path = "../../cuda/kernels.rs"]
 pub(crate) mod kernels;
 
@@ -16,8 +16,8 @@ use anyhow::{Context, bail, ensure};
 
 use crate::{Workspace, pip, succeed, text_of};
 
-/// The disassemblers, which are not part of the toolkit. They read the output of earlier compilers,
-/// too; no wheel has a release as old as the toolkit's.
+/// The disassemblers, which are not part of the toolkit. They can read the output of earlier
+/// compilers. There is no wheel with them as old as the toolkit.
 const PACKAGES: &[&str] = &[
     "nvidia-cuda-cuobjdump==13.2.51",
     "nvidia-cuda-nvdisasm==13.2.51",
@@ -28,19 +28,19 @@ pub(crate) struct Arguments {
     /// The revision to compare with.
     #[arg(default_value = "HEAD")]
     before: String,
-    /// The other revision; without it, the working tree.
+    /// The other revision [default: the working tree].
     after: Option<String>,
     /// The families to compile.
     #[arg(long, value_delimiter = ',', default_value = "sm90")]
     families: Vec<String>,
-    /// Only sources whose path matches this glob, below `cuda/`.
+    /// Compile only sources whose path below `cuda/` matches this glob.
     #[arg(long, default_value = "**/*.cu")]
     only: String,
-    /// The Python whose pip downloads cuobjdump and nvdisasm, once, where PATH has none.
+    /// Python whose pip downloads cuobjdump and nvdisasm once, if PATH does not have them.
     #[arg(long, default_value = "python3")]
     python: PathBuf,
-    /// Compile this tree into `--out` and end: what the command calls itself for, since a build
-    /// speaks to Cargo on its standard output.
+    /// Compile this tree into `--out` and exit. The command calls itself with this argument, since
+    /// a build writes lines for Cargo to its standard output.
     #[arg(long, hide = true, requires = "out")]
     compile: Option<PathBuf>,
     #[arg(long, hide = true)]
@@ -67,7 +67,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     report(&functions("before", &before)?, &functions("after", &after)?)
 }
 
-/// A function of the machine code, for one target.
+/// A function in machine code, for one target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Function {
     /// The name that the compiler wrote.
@@ -75,7 +75,7 @@ struct Function {
     code: Code,
 }
 
-/// The parts of a function that are compared.
+/// The parts of a function to compare.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Code {
     target: String,
@@ -85,7 +85,7 @@ struct Code {
     lines: Vec<String>,
 }
 
-/// The folder of a revision's kernels, below `folder`.
+/// Returns the folder of a revision's kernels, below `folder`.
 fn checked_out(workspace: &Workspace, revision: &str, folder: &Path) -> anyhow::Result<PathBuf> {
     let mut git = Command::new("git");
     git.args(["rev-parse", "--verify", "--quiet"])
@@ -118,7 +118,7 @@ fn checked_out(workspace: &Workspace, revision: &str, folder: &Path) -> anyhow::
     Ok(tree)
 }
 
-/// Compiles a tree in a process of its own, and returns the library.
+/// Compiles a tree in a separate process, and returns the library.
 fn build(arguments: &Arguments, tree: &Path, out: &Path) -> anyhow::Result<PathBuf> {
     let mut compile = Command::new(env::current_exe()?);
     compile
@@ -152,7 +152,7 @@ fn compile(arguments: &Arguments, tree: &Path, out: &Path) -> anyhow::Result<()>
 /// The disassemblers.
 struct Tools {
     cuobjdump: PathBuf,
-    /// The value of PATH that it needs.
+    /// The value of PATH that cuobjdump needs.
     path: std::ffi::OsString,
 }
 
@@ -182,7 +182,7 @@ impl Tools {
         text_of(cuobjdump.arg(option).arg(library).env("PATH", &self.path))
     }
 
-    /// The functions of a library, in no order.
+    /// Returns the functions of a library, in no particular order.
     fn functions(&self, library: &Path) -> anyhow::Result<Vec<Function>> {
         let resources = resources(&self.output("-res-usage", library)?);
         let functions = functions(&self.output("-sass", library)?, &resources);
@@ -195,8 +195,8 @@ impl Tools {
     }
 }
 
-/// The folder of a wheel's programs, installed into a folder of its own: two of them have files of
-/// one name.
+/// Returns the folder of a wheel's programs. Each wheel is installed into a separate folder, since
+/// two of them have files with the same names.
 fn installed(python: &Path, folder: &Path, package: &str) -> anyhow::Result<PathBuf> {
     let target = folder.join(package);
     if !target.exists() {
@@ -209,7 +209,7 @@ fn installed(python: &Path, folder: &Path, package: &str) -> anyhow::Result<Path
     Ok(target.join("nvidia/cu13/bin"))
 }
 
-/// The resources of each function, by its target and its symbol.
+/// The resources of functions, by target and symbol.
 type Resources = HashMap<(String, String), String>;
 
 /// Reads the output of `cuobjdump -res-usage`.
@@ -231,8 +231,8 @@ fn resources(text: &str) -> Resources {
     found
 }
 
-/// Reads the functions from the output of `cuobjdump -sass`. Names of symbols stand in their
-/// headings alone.
+/// Reads the functions from the output of `cuobjdump -sass`. Only headings contain names of
+/// symbols.
 fn functions(text: &str, resources: &Resources) -> Vec<Function> {
     let mut target = String::new();
     let mut functions: Vec<Function> = Vec::new();
@@ -255,7 +255,7 @@ fn functions(text: &str, resources: &Resources) -> Vec<Function> {
         } else if line.starts_with("/*")
             && let Some(function) = functions.last_mut()
         {
-            // The longest instruction of a file decides where encodings stand.
+            // The columns of encodings depend on the longest instruction of a file.
             let words: Vec<_> = line.split_whitespace().collect();
             function.code.lines.push(words.join(" "));
         }
@@ -263,7 +263,8 @@ fn functions(text: &str, resources: &Resources) -> Vec<Function> {
     functions
 }
 
-/// The functions of `these` whose code is not among `those`; equal ones are matched one by one.
+/// Returns the functions of `these` whose code is not among `those`. Equal functions are matched
+/// one to one.
 fn unmatched<'a>(these: &'a [Function], those: &[Function]) -> Vec<&'a Function> {
     let mut counts: HashMap<&Code, usize> = HashMap::new();
     for function in those {
@@ -380,7 +381,7 @@ Resource usage:
         report(&before, &after).unwrap();
         after[0].code.lines[0] = "/*0000*/ NOP ; /* 0x0 */".to_owned();
         assert!(report(&before, &after).is_err());
-        // A second copy of what is there is new.
+        // A second copy of an existing function counts as new.
         let mut twice = before.clone();
         twice.push(before[0].clone());
         assert_eq!(unmatched(&twice, &before).len(), 1);

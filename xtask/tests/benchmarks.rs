@@ -1,5 +1,5 @@
-//! The records of docs/benchmarks are the source of the tables of BENCHMARKS.md, and of the
-//! README's picture and numbers. `cargo xtask goldens --bless` renders tables and picture anew.
+//! The records of docs/benchmarks are the source of the tables in BENCHMARKS.md, and of the
+//! README's picture and numbers. `cargo xtask goldens --bless` renders tables and picture again.
 
 use std::{env, fmt::Write as _, fs, path::Path};
 
@@ -15,7 +15,7 @@ fn read(file: &str) -> String {
     fs::read_to_string(path(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
 }
 
-/// Checks that a file has this text, or writes it if it is asked to.
+/// Checks that a file has this text, or writes the text if asked to.
 fn hold(file: &str, text: &str) {
     if env::var_os("MLA_BLESS").is_some() {
         fs::write(path(file), text).unwrap();
@@ -26,7 +26,7 @@ fn hold(file: &str, text: &str) {
     );
 }
 
-/// A table, and what it was measured on.
+/// A table, with the conditions of its measurement.
 struct Record(Value);
 
 impl Record {
@@ -53,7 +53,7 @@ impl Record {
         self.columns().iter().position(|it| *it == name).unwrap()
     }
 
-    /// The card, driver, date and commit, with the file.
+    /// Returns the GPU, driver, date and commit, with the file.
     fn measurement(&self, name: &str) -> String {
         let driver = self.0["driver"].as_str();
         let driver = driver.map_or(String::new(), |driver| format!(", driver {driver}"));
@@ -61,7 +61,7 @@ impl Record {
         format!("{card}{driver}, {date}, commit {commit} ([record]({FOLDER}{name})):\n")
     }
 
-    /// The table in Markdown, in which columns of numbers are aligned to the right.
+    /// Returns the table in Markdown. Columns of numbers are aligned to the right.
     fn table(&self) -> String {
         let (columns, rows) = (self.columns(), self.rows());
         let is_number = |cell: &str| cell.starts_with(|it: char| it.is_ascii_digit());
@@ -86,7 +86,7 @@ fn strings(list: &Value) -> Vec<&str> {
     list.map(|it| it.as_str().unwrap()).collect()
 }
 
-/// A command for a shell, on lines of at most 100 columns that end before an option.
+/// Breaks a command for a shell into lines of at most 100 columns, before options.
 fn broken(command: &str) -> String {
     let mut options = command.split(" -");
     let mut text = options.next().unwrap().to_owned();
@@ -103,8 +103,8 @@ fn broken(command: &str) -> String {
     text
 }
 
-/// The page with its tables rendered from the records that their markers name. A command stands
-/// above the first of successive tables that it measures.
+/// Returns the page with its tables, rendered from the records that their markers name. A command
+/// is placed above the first of the successive tables that it measured.
 fn rendered(page: &str) -> String {
     let (begin, end) = (format!("<!-- {FOLDER}"), "<!-- end -->");
     let mut parts = page.split(&begin);
@@ -126,7 +126,8 @@ fn rendered(page: &str) -> String {
     text
 }
 
-/// The geometric mean of the last column of the rows of one kind, by the first number of its cells.
+/// Returns the geometric mean of the last column for rows of one kind. The first number in each
+/// cell counts.
 fn mean(record: &Record, is_of_kind: impl Fn(&[&str]) -> bool) -> (usize, f64) {
     let rows = record.rows();
     let rows = rows.iter().filter(|row| is_of_kind(row));
@@ -174,11 +175,11 @@ fn the_front_page_has_the_means_of_records() {
     }
 }
 
-/// The record that the picture shows, and its file.
+/// The record that the picture shows, and the picture's file.
 const HOPPER: &str = "hopper-h200.json";
 const PICTURE: &str = "peers-h200.svg";
 
-/// Cases of the table by their names there, and in the picture.
+/// Cases with their names in the table and in the picture.
 const CASES: &[(&str, &str)] = &[
     ("d-b128-h128-8k", "decode 128 × 8k, 128 heads"),
     ("d-b32-h128-4k", "decode 32 × 4k, 128 heads"),
@@ -201,7 +202,7 @@ const PEERS: &[(&str, &str, Mark)] = &[
     ("cudnn", "cuDNN", Mark::Triangle),
 ];
 
-/// Factors of our time with a line and a number.
+/// Multiples of our time that get a line and a number.
 const TICKS: &[f64] = &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0];
 
 const WIDTH: f64 = 760.0;
@@ -244,7 +245,7 @@ impl Mark {
     }
 }
 
-/// The times of peers in a case, as factors of ours.
+/// Returns the times of peers in a case, as multiples of ours.
 fn factors(record: &Record, case: &str) -> Vec<(usize, f64)> {
     let rows = record.rows();
     let row = rows.iter().find(|row| row[0] == case && row[1] == "e2e");

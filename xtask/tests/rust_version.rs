@@ -1,5 +1,5 @@
-//! The crates that an engine adds to its own ask for no newer Rust than they declare, nor does
-//! anything that they depend on.
+//! Checks that the crates that an engine adds, and everything they depend on, need no newer Rust
+//! than these crates declare.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -20,7 +20,7 @@ fn metadata(folder: &str) -> Metadata {
     MetadataCommand::new()
         .manifest_path(format!("{root}/{folder}/Cargo.toml"))
         .features(CargoOpt::AllFeatures)
-        // Packages of other systems need not be downloaded.
+        // Packages for other systems need not be downloaded.
         .other_options(
             ["--locked", "--filter-platform", "x86_64-unknown-linux-gnu"].map(String::from),
         )
@@ -28,7 +28,8 @@ fn metadata(folder: &str) -> Metadata {
         .unwrap()
 }
 
-/// The crates themselves, and everything that they or their build scripts are compiled with.
+/// Returns the crates themselves, and everything that they or their build scripts are compiled
+/// with.
 fn compiled<'m>(metadata: &'m Metadata, names: &[&str]) -> Vec<&'m Package> {
     let nodes = &metadata.resolve.as_ref().unwrap().nodes;
     let nodes: HashMap<_, _> = nodes.iter().map(|node| (&node.id, node)).collect();
@@ -51,7 +52,7 @@ fn compiled<'m>(metadata: &'m Metadata, names: &[&str]) -> Vec<&'m Package> {
     found.into_iter().map(|id| &metadata[id]).collect()
 }
 
-/// The packages that ask for a newer Rust than `declared`.
+/// Returns the packages that need a newer Rust than `declared`.
 fn newer(packages: &[&Package], declared: &Version) -> Vec<String> {
     let asks = |it: &&Package| {
         let version = it
@@ -87,7 +88,7 @@ fn an_engine_needs_no_newer_rust_than_is_declared() {
         version.unwrap_or_else(|| panic!("{name} declares no rust-version"))
     };
     let lowest = CRATES.map(declared).into_iter().min().unwrap();
-    // The oldest compiler of an engine that these crates are for.
+    // This is the oldest compiler of an engine that these crates support.
     assert!(
         CRATES
             .iter()

@@ -1,14 +1,14 @@
-//! The number of types that a user of mla-runtime and mla-kernels has to look through, and of those
-//! that the guide for engines names. Both only fall.
+//! Limits of the number of types that a user of mla-runtime and mla-kernels has to look through,
+//! and of those that the guide for engines names. Both limits may only fall.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// The max number of public types of both crates, each counted once however often it is shown.
+/// The maximum number of public types of both crates. A type that several modules show counts once.
 const TYPES: usize = 135;
 
-/// The max number of them that `docs/engine.md` names.
+/// The maximum number of them that `docs/engine.md` names.
 const NAMED: usize = 60;
 
 fn read(path: &str) -> String {
@@ -16,8 +16,8 @@ fn read(path: &str) -> String {
     fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Returns a type's name and all behind it, if this line of `cargo xtask api` is that of one: not
-/// of an associated type, and not of what a type has.
+/// Returns a type's name and the rest of the line, if this line of `cargo xtask api` defines a
+/// type. Lines about associated types and about members of a type do not count.
 fn definition<'a>(line: &'a str, package: &str) -> Option<(&'a str, &'a str)> {
     let line = line.trim_start_matches("#[non_exhaustive] ");
     let line = line.strip_prefix("pub ")?;
@@ -33,7 +33,7 @@ fn definition<'a>(line: &'a str, package: &str) -> Option<(&'a str, &'a str)> {
             .unwrap_or(rest.len());
         let (name, behind) = rest.split_at(end);
         if name.starts_with(char::is_uppercase) {
-            // Behind a type's name and its parameters comes the name of what it has.
+            // For a member, its name follows the type's name and parameters.
             let is_of_a_type = kind == "type" && !behind.contains(" = ")
                 || behind.split(" = ").next()?.contains(">::")
                 || behind.starts_with("::");
@@ -43,8 +43,8 @@ fn definition<'a>(line: &'a str, package: &str) -> Option<(&'a str, &'a str)> {
     }
 }
 
-/// The public types, each with what stands behind its name, so that a type which several modules
-/// show is one.
+/// Returns the public types, each with the text after its name. A type that several modules show is
+/// then one entry.
 fn types() -> BTreeSet<(String, String)> {
     let packages = ["mla-runtime", "mla-kernels"];
     let each = packages.iter().flat_map(|package| {
@@ -77,7 +77,7 @@ fn types_are_few() {
 #[test]
 fn the_guide_names_few_of_them() {
     let guide = read("docs/engine.md");
-    // Every other part stands within ticks, be it a word or a block of code.
+    // In the guide, code is between backticks, both as words and as blocks.
     let code: String = guide
         .split('`')
         .skip(1)

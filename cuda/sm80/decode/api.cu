@@ -1,4 +1,5 @@
-// The C interface of this kernel: checks every argument, chooses the instantiation, launches.
+// The C interface of this kernel. It checks every argument, chooses the instantiation, and launches
+// it.
 
 #include "sm80/device_limits.cuh"
 #include "sm80/mla_sm80.h"
@@ -46,7 +47,7 @@ MlaStatus check_shape(const MlaDecodeParams& p) {
     return check.status();
 }
 
-// The scheduler counts KV tiles over all tiles of rows in 31 bits, whatever the lengths are.
+// The scheduler counts the KV tiles of all tiles of rows in 31 bits, whatever the lengths are.
 void check_capacity(Check& check, const MlaDecodeParams& p) {
     const int64_t tokens = int64_t(p.max_pages) * p.page_size;
     const int64_t tiles = ceil_div(p.query_len * p.heads, 16);

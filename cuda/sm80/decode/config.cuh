@@ -1,4 +1,4 @@
-// One instantiation of the kernel, and where things lie in its shared memory.
+// One instantiation of the kernel, and the layout of its shared memory.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,7 +18,7 @@ struct alignas(16) LoaderState {
     // has.
     const char* from;
     int page_left;
-    // Tokens that the request still has, with the next one.
+    // Number of tokens that the request still has, including the next one.
     int left;
     // The next tile to copy: its item, the number of tiles that the item has left, and the stage
     // that the tile goes to.
@@ -27,8 +27,9 @@ struct alignas(16) LoaderState {
     int more;
 };
 
-// Element: of queries, output, P, and a plain cache. A warp has 16 * WarpTiles query rows and a
-// quarter of the Latent columns; RowGroups * 4 warps make a CTA. Tokens: cached tokens per KV tile.
+// Element is the type of queries, output and P, and of a plain cache. A warp has 16 * WarpTiles
+// query rows and a quarter of the Latent columns. RowGroups * 4 warps make a CTA. Tokens is the
+// number of cached tokens per KV tile.
 template <typename Element_, int Latent, CacheFormat Format, int WarpTiles, int RowGroups,
           int Tokens>
 struct Config {
@@ -39,15 +40,15 @@ struct Config {
     static constexpr int kRowGroups = RowGroups;
     static constexpr int kTokens = Tokens;
 
-    // True if warps have roles (roles/): here every warp does the same.
+    // True if warps have roles (roles/). Here, every warp does the same.
     static constexpr bool kRoles = false;
     static constexpr int kWarps = kColumnGroups * RowGroups;
-    // Threads that have some of the output, and threads of the whole CTA.
+    // Number of threads that have some of the output, and number of threads of the whole CTA.
     static constexpr int kThreads = 32 * kWarps;
     static constexpr int kCtaThreads = kThreads;
     static constexpr int kWarpRows = 16 * WarpTiles;
     static constexpr int kRows = kWarpRows * RowGroups;
-    // CTAs per SM, as far as registers go.
+    // Number of CTAs per SM for which registers suffice.
     static constexpr int kCtasPerSm = RowGroups > 1                                ? 1
                                       : WarpTiles > 1                              ? 2
                                       : Tokens > 16 && Format != CacheFormat::e4m3 ? 2
@@ -56,31 +57,31 @@ struct Config {
     // True if a CTA computes one KV tile at a time. Otherwise it computes the scores of the next
     // one before the values of this one.
     static constexpr bool kOneStage = RowGroups == 1;
-    // KV tiles that it needs at least: what is computed and one in flight.
+    // Minimum number of KV tiles that a CTA holds: those that are computed, and one in flight.
     static constexpr int kMinCtaStages = kOneStage ? 2 : 3;
     static constexpr int kMaxCtaStages = kMaxStages;
-    // Latent columns of a warp, and their GEMMs' steps of 16.
+    // Number of latent columns of a warp, and number of steps of 16 that its GEMMs take over them.
     static constexpr int kColumns = Latent / kColumnGroups;
     static constexpr int kSteps = kColumns / 16;
     static constexpr bool kBytes = Format != CacheFormat::plain;
-    // True if the groups of a row, one for each warp's columns, have scales of their own, or all of
-    // them the row's.
+    // kGrouped is true if the groups of a row have scales. There is a group for each warp's
+    // columns. With kTokenScale, all groups of a row have the same scale.
     static constexpr bool kTokenScale = Format == CacheFormat::e4m3_token;
     static constexpr bool kGrouped = Format == CacheFormat::e4m3_grouped || kTokenScale;
-    // True for e4m3 with one scale: both GEMMs then have operands of f16, and queries of bf16 are
-    // converted to it with a factor per row. Grouped bytes are converted to the queries' type:
-    // their scales may be any.
+    // True for e4m3 with one scale. Both GEMMs then have operands of f16, and queries of bf16 are
+    // converted to f16 with a factor per row. Grouped bytes are converted to the queries' type,
+    // because their scales may have any size.
     static constexpr bool kHalves = Format == CacheFormat::e4m3;
     using Operand = std::conditional_t<kHalves, __half, Element>;
-    // P times a scale has to lie in f16's range: scale_unit.cuh.
+    // True if P times a scale has to lie in f16's range (scale_unit.cuh).
     static constexpr bool kScaleUnits = kGrouped && std::is_same_v<Element, __half>;
-    // P is multiplied by 2^kLift, so that sums, or f16, have bits for small ones.
+    // P is multiplied by 2^kLift, so that sums, or f16 operands, have bits for small values.
     static constexpr int kLift = kHalves || kScaleUnits ? 7
                                  : kGrouped             ? E4m3Fields<Element>::kLift
                                                         : 0;
     static constexpr float kUnlift = kLift == 7 ? 0x1p-7f : kLift == 60 ? 0x1p-60f : 1.f;
     static_assert(kLift == 0 || kLift == 7 || kLift == 60);
-    // Factors that remain to be applied to the sums of both GEMMs.
+    // Factors that still have to be applied to the sums of both GEMMs.
     static constexpr float kScoreRest = kHalves    ? kE4m3HalfRest
                                         : kGrouped ? E4m3Fields<Element>::kRest
                                                    : 1.f;
@@ -93,9 +94,9 @@ struct Config {
         Latent * kLatentBytes + (kGrouped && !kTokenScale ? Latent / 128 * 4 : 0);
     static constexpr int kScaleOffset = Latent * kLatentBytes + (kTokenScale ? 64 * kRopeBytes : 0);
     static constexpr int kScaleStride = kTokenScale ? 0 : 4;
-    // With 16 rows per warp group, every warp computes the softmax of all rows and keeps P in
-    // registers. With more rows it computes that of a quarter, and the quarters are exchanged
-    // through shared memory.
+    // With 16 rows per row group, every warp computes the softmax of all rows and keeps P in
+    // registers. With more rows, every warp computes the softmax of a quarter of them. The quarters
+    // are then exchanged through shared memory.
     static constexpr bool kShared = WarpTiles > 1;
     // True if a warp's loader is in registers: 16 rows per warp leave enough of them.
     static constexpr bool kStateInRegisters = !kShared;
@@ -103,10 +104,11 @@ struct Config {
 
     using Scheduler = TileScheduler<kRows, Tokens>;
 
-    // Bytes of shared memory beside the KV tiles.
+    // Bytes of shared memory that the scores take.
     static constexpr int kScoreBytes =
         kShared ? RowGroups * 16 * kBlocks * 32 * 8 : 2 * kColumnGroups * kBlocks * 32 * 16;
-    // After a CTA's last item, so much from there on is free for combining a slice of the output.
+    // After a CTA's last item, a slice of the output is combined in the memory of the scores, which
+    // is free then. This is its number of bytes.
     static constexpr int kSliceBytes = kScoreBytes;
     // Rows of P, whose chunks of 16 bytes are exchanged so that eight rows lie in different banks.
     static constexpr int kProbabilityPitch = Tokens * 2;
@@ -117,7 +119,8 @@ struct Config {
     static constexpr int kProbabilityCopies = kGrouped ? kColumnGroups : 1;
     static constexpr int kProbabilityBytes =
         kShared ? kProbabilityCopies * kRows * kProbabilityPitch : 0;
-    // Each warp's copy of a tile's scales in their groups' units, if it makes P of several groups.
+    // Bytes for each warp's copy of a tile's scales, in their groups' units. Warps that make P of
+    // several groups need it.
     static constexpr int kScaleBytes =
         kScaleUnits && kShared ? kWarps * kColumnGroups * Tokens * 4 : 0;
     struct WarpShared {
@@ -127,11 +130,11 @@ struct Config {
         LoaderState loader;
         // The item that is computed.
         int index;
-        // One bit per token of a KV tile: whether its slot is one.
+        // One bit per token of a KV tile, set if its slot is valid.
         uint32_t valid[kMaxStages];
     };
     struct Statistics {
-        // Factor by which each row's output is to be rescaled.
+        // Factor by which each row's output has to be multiplied.
         float rescale[kRows];
         SplitShared<kRows> rows;
     };
@@ -144,8 +147,8 @@ struct Config {
         (kWarpOffset + int(sizeof(WarpShared)) * kWarps + 15) & ~15;
     static_assert(kStatisticsOffset % 16 == 0 && kProbabilityOffset % 16 == 0);
 
-    // Bytes of one cache row in the cache, and in shared memory: there an odd number of 16-byte
-    // chunks, so that the same chunks of eight rows lie in different banks.
+    // Bytes of one cache row in the cache, and in shared memory. In shared memory a row has an odd
+    // number of 16-byte chunks, so that the same chunks of eight rows lie in different banks.
     static constexpr int row_bytes(int rope_dim) {
         return kRopeOffset + rope_dim * kRopeBytes + (kTokenScale ? 16 : 0);
     }

@@ -7,13 +7,13 @@
 
 namespace mla::sm80::decode {
 
-// CTAs that do different rows of the same tokens: more would read the cache less often, but leave
-// more of them without rows.
+// Number of CTAs that do different rows of the same tokens. More of them would read the cache less
+// often, but would leave more CTAs without rows.
 inline int pair_of(int rows, int tile_rows) { return rows > tile_rows ? 2 : 1; }
 
 // Launch sizes of an instantiation.
 struct Fit {
-    // CTAs per SM and in all, and KV tiles that each holds.
+    // Number of CTAs per SM, number of all CTAs, and number of KV tiles that each CTA holds.
     int ctas_per_sm, ctas, stages;
     size_t shared_bytes, workspace_bytes;
 };

@@ -1,9 +1,10 @@
 // The two GEMMs of a KV tile, as one warp does them: S += Q K^T over its quarter of the columns,
 // and O += P V for the same columns.
 //
-// For a plain cache, ldmatrix yields the operands. For bytes it moves pairs, so that a word holds
-// four neighbouring columns of a token (for K), or two columns of two tokens (for V). K's columns
-// are then taken in another order, which Q follows; V's even and odd columns become two operands.
+// For a plain cache, ldmatrix yields the operands. For bytes, ldmatrix moves pairs of bytes. A word
+// then holds four neighbouring columns of a token (for K), or two columns of two tokens (for V).
+// K's columns are taken in another order, which Q follows. V's even and odd columns become two
+// operands.
 #pragma once
 
 #include <type_traits>
@@ -32,7 +33,8 @@ struct QueryFragments {
             return C::kScoreRest;
     }
 
-    // `row_of(r)` answers the latent and rotary pointers of row r of the warp, null without a row.
+    // `row_of(r)` returns the latent and rotary pointers of row r of the warp, or null without a
+    // row.
     template <typename RowOf>
     __device__ void load(const RowOf& row_of, int column_group, bool has_rope) {
         const int lane = threadIdx.x & 31;
@@ -72,7 +74,7 @@ struct QueryFragments {
             }
         greatest = max(greatest, __shfl_xor_sync(~0u, greatest, 1));
         greatest = max(greatest, __shfl_xor_sync(~0u, greatest, 2));
-        // Exponents as f32 has them.
+        // Exponents are fields of f32.
         const uint32_t up = min(268 - (greatest >> 7), 253u);
         const float factor = __uint_as_float(up << 23);
         const uint32_t down = 254 - up + kE4m3HalfRestLog2;
@@ -106,7 +108,7 @@ struct QueryFragments {
     }
 };
 
-// Partial scores of 16 tokens: what one warp's columns contribute.
+// Partial scores of 16 tokens, from the columns of one warp.
 template <class C>
 struct Scores {
     float x[C::kWarpTiles][2][4];
@@ -123,21 +125,22 @@ class Gemms {
     // Computes this warp's scores of tokens 16 * unit to 16 * unit + 15 of the stage.
     __device__ void scores(const QueryFragments<C>& q, uint32_t stage, int unit,
                            Scores<C>& s) const {
-        // Two sums if one would make a chain of few, long steps and there are registers for both.
+        // There are two sums if one would make a chain of few, long steps and registers suffice for
+        // both.
         constexpr int kSums = C::kWarpTiles == 1 && !C::kHalves ? 2 : 1;
         const uint32_t from = stage + unit * 16 * p_.pitch;
         const int row = C::kBytes ? by_rows() : by_chunks();
         const uint32_t keys = from + row + column_bytes();
         float sums[kSums][C::kWarpTiles][2][4] = {};
         uint32_t nan[2] = {};
-        // Each load yields 16 bytes of a cache row: one step of values, or two of bytes. It is
-        // under way while the one before it is multiplied.
+        // Each load yields 16 bytes of a cache row: one step of values, or two of bytes. It is in
+        // flight while the data of the previous load is multiplied.
         constexpr int kLoads = C::kSteps / (C::kBytes ? 2 : 1);
         uint32_t words[2][4];
         // Grouped latent values have to be scaled before rotary ones are added.
         const bool has_rope = position_.column_group() * 16 < p_.rope_dim;
         if constexpr (!C::kGrouped) {
-            // Without rotary values for this warp, zeros.
+            // If this warp has no rotary values, these are zeros.
             uint32_t rope[4] = {};
             if (has_rope) load_rope(rope, from);
             ptx::ldmatrix_x4(words[0], keys);
@@ -192,9 +195,9 @@ class Gemms {
                 value_scale(stage, token + 1, column_group)};
     }
 
-    // Zeroes values that are not finite in this warp's columns; each row group does a share of the
-    // tokens. Rows that see such a token have a score of NaN already. In the others P is 0, and 0
-    // times NaN would be NaN. Grouped bytes that are NaN count as numbers in this product.
+    // Zeroes values that are not finite in this warp's columns. Each row group does a share of the
+    // tokens. Rows that see such a token already have a score of NaN. In the other rows P is 0, and
+    // 0 times NaN would be NaN. Grouped bytes that are NaN count as numbers in this product.
     __device__ void clear_nonfinite(char* stage, int row_group) const {
         if constexpr (!C::kGrouped) {
             constexpr int kChunks = C::kColumns * C::kLatentBytes / 16;
@@ -273,7 +276,8 @@ class Gemms {
         }
     }
 
-    // The operands of four bytes: those at even places and those at odd ones.
+    // Makes two operands of four bytes: one of the bytes at even places, and one of those at odd
+    // places.
     __device__ static void operands(uint32_t word, uint32_t& even, uint32_t& odd) {
         if constexpr (C::kHalves) {
             e4m3_halves(word, even, odd);
@@ -316,7 +320,7 @@ class Gemms {
         }
     }
 
-    // Two blocks of eight tokens by one step of columns.
+    // Multiplies two blocks of eight tokens by one step of columns.
     __device__ static void multiply_pair(float (&sums)[C::kWarpTiles][2][4],
                                          const QueryFragments<C>& q, int step,
                                          const uint32_t (&b)[4]) {
@@ -327,7 +331,7 @@ class Gemms {
         }
     }
 
-    // A block of eight tokens by one step of columns, as bytes.
+    // Multiplies a block of eight tokens, as bytes, by one step of columns.
     __device__ static void multiply_bytes(float (&sums)[C::kWarpTiles][2][4],
                                           const QueryFragments<C>& q, int step, int block,
                                           uint32_t word, uint32_t (&nan)[2]) {
@@ -361,7 +365,8 @@ class Gemms {
             }
     }
 
-    // Lane l has seen whether tokens l / 4 and 8 + l / 4 have a NaN: then their scores are NaN.
+    // Lane l has seen whether tokens l / 4 and 8 + l / 4 have a NaN. If so, their scores become
+    // NaN.
     __device__ static void spread_nan(Scores<C>& s, const uint32_t (&nan)[2]) {
         const int quad = threadIdx.x & 3;
 #pragma unroll
@@ -376,9 +381,9 @@ class Gemms {
         }
     }
 
-    // Offset of this lane's row in a fragment for ldmatrix: of rows 0 to 7 and 8 to 15 in turn
-    // (by_rows), or of the two chunks of one block of eight rows first (by_chunks). Computed
-    // wherever it is needed: registers are few.
+    // Offset of this lane's row in a fragment for ldmatrix. by_rows takes rows 0 to 7 and 8 to 15
+    // in turn. by_chunks takes the two chunks of one block of eight rows first. The offset is
+    // computed wherever it is needed, because registers are few.
     __device__ int by_rows() const {
         const int lane = position_.lane();
         return (lane & 15) * p_.pitch + (lane >> 4) * 16;

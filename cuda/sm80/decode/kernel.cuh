@@ -1,10 +1,10 @@
 // Absorbed MLA decode on mma.sync: one launch for a batch, scheduled on the device.
 //
-// Per KV tile, each warp multiplies its query rows by a quarter of the columns (scores), the
-// quarters of a score are added in shared memory (softmax), and the warp multiplies P by the same
+// For each KV tile, each warp multiplies its query rows by a quarter of the columns (scores). The
+// quarters of a score are added in shared memory (softmax). The warp then multiplies P by the same
 // columns (values). If several CTAs share an SM, one computes while another waits. A CTA that has
-// an SM for itself computes the scores of the next tile before the values of this one, so that
-// warps have work before and behind each barrier.
+// an SM for itself computes the scores of the next tile before the values of this one. Its warps
+// thus have work before and after each barrier.
 #pragma once
 
 #include <type_traits>
@@ -112,7 +112,8 @@ __global__ __launch_bounds__(C::kThreads, C::kCtasPerSm) void decode_kernel(
             if (!C::kGrouped && p.causal &&
                 (tile + 1) * C::kTokens > ptx::ld_shared_s32(ptx::shared_address(&item.unmasked)) &&
                 item.q_len > 1) {
-                // Row groups clear for each other what both have made scores of.
+                // Row groups clear values for each other, so both must have computed their scores
+                // of them.
                 if constexpr (C::kRowGroups > 1) __syncthreads();
                 gemms.clear_nonfinite(shared + C::kStagesOffset + stage * stage_bytes,
                                       position.row_group());
@@ -128,7 +129,7 @@ __global__ __launch_bounds__(C::kThreads, C::kCtasPerSm) void decode_kernel(
 #pragma unroll 1
             for (int tile = item.tile_begin; has_tile(tile); ++tile) {
                 wait_for_copies(p.stages - 2);
-                // This tile is there, and no warp needs the one before it.
+                // After this barrier, this tile is there, and no warp needs the one before it.
                 __syncthreads();
                 loader.next();
                 put_scores(stage);
@@ -145,9 +146,10 @@ __global__ __launch_bounds__(C::kThreads, C::kCtasPerSm) void decode_kernel(
             const auto is_first = [&](int tile) {
                 return tile == ptx::ld_shared_s32(ptx::shared_address(&item.tile_begin));
             };
-            // The stage of `tile` + 1. Before the first tile there are its scores to be made.
+            // The stage of `tile` + 1. The loop begins a tile early, to compute the scores of the
+            // first tile.
             int ahead = stage;
-            // True if the output of the row group's rows is to be rescaled.
+            // True if the output of the row group's rows has to be rescaled.
             bool rescale = false;
 #pragma unroll 1
             for (int tile = item.tile_begin - 1;; ++tile) {
@@ -183,7 +185,7 @@ __global__ __launch_bounds__(C::kThreads, C::kCtasPerSm) void decode_kernel(
         }
         __syncthreads();
         output.write(item, o, own.scheduler.share);
-        // The last tile's copies were followed by a look at what comes next.
+        // After the last tile's copies, the loader has looked up the next item.
         const int next_item = own.index + 1;
         if (!loader.has(next_item)) return;
         __syncwarp();

@@ -9,7 +9,7 @@ namespace mla::sm80::decode {
 
 // Shape of a batch, as far as the host knows it.
 struct Shape {
-    // Query rows of the longest request.
+    // Number of query rows of the longest request.
     int rows;
     int rope_dim;
     // Number of requests, and maximum number of cached tokens of one.
@@ -19,7 +19,7 @@ struct Shape {
     bool split;
 };
 
-// One instantiation, as functions that do not depend on it.
+// One instantiation, as functions whose types do not depend on it.
 struct Variant {
     MlaStatus (*fit)(const Limits&, const Shape&, Fit&);
     MlaStatus (*launch)(const Limits&, const Shape&, KernelParams&, cudaStream_t);
@@ -54,7 +54,7 @@ MlaStatus launch_variant(const Limits& l, const Shape& s, KernelParams& p, cudaS
     // warps have roles, since their pipeline has to fill and to drain.
     p.tile_cost = C::kRoles ? 4 : 2;
     p.min_share = 128 / C::kTokens;
-    // A request in one split has no partial result: that is worth more than a tile's cost.
+    // A request in one split has no partial result. That is worth more than a tile's cost.
     p.even_gain = p.tile_cost * 3 / 2;
     cudaLaunchConfig_t config = {};
     config.gridDim = {unsigned(f.ctas), 1, 1};
@@ -97,9 +97,9 @@ Variant variant_of_16(const Limits& l, const Shape& s) {
         return variant<Config<T, kLatent, kFormat, 1, 1, 32>>();
 }
 
-// Number of tokens per CTA up to which tiles of 16 rows end sooner than larger tiles. Each of them
-// reads its request's tokens again, but they begin and combine sooner. Measured on an H200. Larger
-// tiles are slower for e4m3, which they convert.
+// Number of tokens per CTA up to which tiles of 16 rows end sooner than larger tiles. Each small
+// tile reads its request's tokens again, but small tiles begin and combine sooner. Measured on an
+// H200. Larger tiles are slower for e4m3, which they convert.
 constexpr int max_short_tokens(CacheFormat format, int rows) {
     switch (format) {
         case CacheFormat::plain: return rows <= 32 ? 320 : 192;
@@ -110,8 +110,8 @@ constexpr int max_short_tokens(CacheFormat format, int rows) {
     return 0;
 }
 
-// True if a batch is that short, by the maximum length of its requests, and no CTA has two of its
-// tiles.
+// True if a batch is that short, by the maximum length of its requests, and no CTA would have two
+// of its tiles.
 inline bool is_short(const Limits& l, const Shape& s, CacheFormat format, const Variant& of_16) {
     Fit f;
     if (of_16.fit(l, s, f).code != MLA_OK) return false;

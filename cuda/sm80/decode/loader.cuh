@@ -1,8 +1,8 @@
 // Copies KV tiles to shared memory ahead of the computation.
 //
-// The warps share the rows of 16 tokens evenly (of 32, if a KV tile has 32 and at least 256 threads
-// copy): several lanes a row, one address per lane. The location of the next tokens (a page number,
-// or slots) is read while those before them are copied.
+// The warps share the rows of 16 tokens evenly, or of 32 tokens if a KV tile has 32 and at least
+// 256 threads copy. Several lanes copy a row, with one address per lane. The location of the next
+// tokens (a page number, or slots) is read while the tokens before them are copied.
 #pragma once
 
 #include <type_traits>
@@ -41,25 +41,26 @@ __device__ __forceinline__ void wait_for_all_but(bool latest) {
         ptx::cp_async_wait_group<0>();
 }
 
-// A thread's share of the copy of one row, 16 bytes at a time: zeros if there is no such row.
+// A thread's share of the copy of one row, 16 bytes at a time. If there is no such row, zeros are
+// copied.
 template <class C>
 struct RowCopy {
-    // Tokens that all threads copy at a time; lanes that copy one row.
+    // Number of tokens that all threads copy at a time; number of lanes that copy one row.
     static constexpr int kStep = C::kTokens >= 32 && C::kThreads >= 256 ? 32 : 16;
     static constexpr int kLanes = C::kThreads / kStep;
     static constexpr int kChunks = (C::row_bytes(64) + kLanes * 16 - 1) / (kLanes * 16);
 
     static constexpr int kLast = kChunks - 1;
 
-    // All but the last chunk are of latents, and the last one is of rotary keys: every row has the
-    // former, and in a split cache the latter comes from another tensor.
+    // All chunks but the last are of latents, and every row has them. The last chunk is of rotary
+    // keys, which come from another tensor in a split cache.
     static constexpr int kRopeAt = kLast * kLanes * 16;
     static_assert(C::kGrouped || kRopeAt == C::kRopeOffset);
 
     uint32_t to = 0;
     const char* from = nullptr;
-    // Three flags in one register: true if there is anything to copy, if the row exists, and if
-    // this lane copies a part of the last chunk, which not every lane has.
+    // Three flags in one register: there is something to copy; the row exists; this lane copies a
+    // part of the last chunk, which not every lane does.
     static constexpr int kAny = 1, kExists = 2, kRope = 4;
     int flags = 0;
 
@@ -109,7 +110,7 @@ class Loader {
         ptx::cp_async_commit_group();
     }
 
-    // The same, but returns the copy, which the caller issues and commits when the stage is free.
+    // Like next(), but returns the copy. The caller issues and commits it when the stage is free.
     __device__ Copy prepare() {
         static_assert(C::kRoles && C::kTokens == kStep);
         Copy all;
@@ -120,13 +121,13 @@ class Loader {
     // True if there is another tile to copy.
     __device__ bool more() const { return state_.more != 0; }
 
-    // True if item `index` exists, which must be one of those made so far or the next one.
+    // True if item `index` exists. It must be one of the items made so far, or the next one.
     __device__ bool has(int index) const { return index < state_.index || state_.more != 0; }
 
   private:
     static constexpr bool kInRegisters = C::kStateInRegisters;
 
-    // Answers to `take`, row by row, what this thread copies of the next tile, if there is one.
+    // If there is a next tile, calls `take` for each row, with what this thread copies of it.
     template <typename Take>
     __device__ void advance(const Take& take) {
         LoaderState s = state_;
@@ -145,14 +146,14 @@ class Loader {
                     copy_pages(s, to + token * p_.pitch, take);
             }
             if constexpr (!kInRegisters) {
-                // Read again: registers are few in the meantime.
+                // These are read again, because registers are few in the meantime.
                 s.tiles = state_.tiles;
                 s.index = state_.index;
             }
             if (--s.tiles == 0) {
                 if constexpr (C::kRoles) {
-                    // A new state: no register keeps anything of the item that has ended in the
-                    // meantime.
+                    // The state is a new one, so that no register keeps anything of the item that
+                    // has ended.
                     LoaderState next = {};
                     next.index = s.index;
                     next.stage = s.stage;
@@ -181,13 +182,15 @@ class Loader {
         return p_.block_table + scheduler_.item(s.index).request * p_.block_table_stride;
     }
 
-    // The row, one of kStep, that this thread copies a share of, and the first of its 16 rows.
+    // The row, one of kStep, that this thread copies a share of, and the first of the 16 rows
+    // around it.
     __device__ int own_row() const { return position_.thread() / kLanes; }
     __device__ int sixteen() const { return own_row() & ~15; }
     // The first byte of a row that this thread copies.
     __device__ int own_byte() const { return position_.thread() % kLanes * 16; }
 
-    // Warps with roles get no split cache: its second address would spill their registers.
+    // Warps with roles do not take a split cache, because its second address would spill their
+    // registers.
     __device__ bool is_split() const { return !C::kGrouped && !C::kRoles && p_.split; }
 
     __device__ void begin_item(LoaderState& s) {
@@ -214,8 +217,8 @@ class Loader {
         }
         s.from = p_.cache + next_ * p_.cache_page_stride + (token - begins) * p_.cache_slot_stride;
         s.page_left = begins + p_.page_size - token;
-        // Distance to the first token behind this page that this thread copies: pages are multiples
-        // of 16.
+        // Distance to the first token behind this page that this thread copies. Page sizes are
+        // multiples of 16.
         const int further = s.page_left + s.page_left % kStep;
         if (further < s.left) next_ = table(s)[kStep == 16 ? page + 1 : page_of(token + further)];
     }
@@ -227,7 +230,8 @@ class Loader {
 
     template <typename Take>
     __device__ void copy_pages(LoaderState& s, uint32_t to, const Take& take) {
-        // A row that does not exist takes the address of the first one: none is past the cache.
+        // A row that does not exist takes the address of the first row, so that no address is past
+        // the cache.
         const int row = own_row() % 16;
         const bool exists = row < s.left;
         Copy copy = row_copy(to, s.from + (exists ? row : 0) * p_.cache_slot_stride, exists);
@@ -242,7 +246,7 @@ class Loader {
         if (s.page_left <= 0) begin_page(s, page_of(token_of(s)));
     }
 
-    // Answers which of the slots there are.
+    // Copies the rows of the next slots. Returns a bit for each slot, set if the slot exists.
     template <typename Take>
     __device__ uint32_t copy_slots(LoaderState& s, uint32_t to, const Take& take) {
         const bool exists = next_ >= 0 && next_ < p_.slots;
@@ -259,7 +263,7 @@ class Loader {
         return valid;
     }
 
-    // Lane l knows of slot l; where 16 are copied at a time, lane l + 16 knows of it, too.
+    // Lane l looks up slot l. If 16 slots are copied at a time, lane l + 16 looks it up, too.
     __device__ void look_ahead_slots(const LoaderState& s) {
         const int lane = position_.lane() & (kStep - 1);
         next_ = lane < s.left ? table(s)[token_of(s) + lane] : -1;
@@ -273,8 +277,8 @@ class Loader {
                     (Copy::kRopeAt + byte < C::row_bytes(p_.rope_dim) ? Copy::kRope : 0)};
     }
 
-    // Copies this thread's share of its row's rotary key, at this offset in their tensor, so that
-    // `copy` is of the latent alone.
+    // Copies this thread's share of its row's rotary key, which lies at `offset` in the tensor of
+    // rotary keys. `copy` is then of the latent alone.
     __device__ void copy_rope(Copy& copy, int64_t offset) const {
         const char* rope = p_.cache_rope + offset;
         if (copy.flags & Copy::kRope)
@@ -297,7 +301,7 @@ class Loader {
     typename C::Scheduler& scheduler_;
     typename C::WarpShared& own_;
     std::conditional_t<kInRegisters, LoaderState, LoaderState&> state_;
-    // The page after the next token's, or this lane's next slot.
+    // The page after that of the next token, or this lane's next slot.
     int next_ = 0;
 };
 

@@ -6,15 +6,15 @@
 
 namespace mla::sm80::decode {
 
-// Warps side by side, each of which has a quarter of the latent columns.
+// Number of warps side by side. Each of them has a quarter of the latent columns.
 constexpr int kColumnGroups = 4;
 // Maximum number of KV tiles that a CTA holds or has in flight.
 constexpr int kMaxStages = 6;
-// Maximum number of CTAs of a launch, and the bytes that their counters take: SplitCounters each.
+// Maximum number of CTAs of a launch, and bytes of their counters. Each CTA has one SplitCounters.
 constexpr int kMaxCtas = 1024;
 constexpr size_t kCounterBytes = kMaxCtas * 2 * sizeof(int32_t);
 
-// More cycles than a KV tile takes.
+// Number of cycles that is more than a KV tile takes.
 constexpr int64_t kTilePatience = 10000;
 
 enum class CacheFormat {
@@ -41,7 +41,7 @@ struct KernelParams {
     const int* cu_q_lens;    // [requests + 1], or null: every request has `query_len`
     int32_t* counters;       // [CTAs] SplitCounters, zero before and after
     float* partials;         // [2 * CTAs][partial_floats]
-    // In elements, but the cache's in bytes.
+    // Strides are in elements, except for the cache's, which are in bytes.
     int64_t q_latent_token_stride, q_latent_head_stride;
     int64_t q_rope_token_stride, q_rope_head_stride;
     int64_t out_token_stride, out_head_stride;
@@ -49,30 +49,30 @@ struct KernelParams {
     int64_t cache_page_stride, cache_slot_stride;
     int64_t cache_rope_page_stride, cache_rope_slot_stride;
     int64_t block_table_stride;
-    // Slots of the cache: a slot list's entry outside of them is skipped.
+    // Number of slots of the cache. An entry of a slot list that is outside of them is skipped.
     int64_t slots;
-    // Lengths outside of 0 to max_kv_len are taken for the nearer of the two.
+    // A length below 0 counts as 0, and a length above max_kv_len as max_kv_len.
     int requests, heads, query_len, max_kv_len;
-    // page_size = 1 << page_shift if that is not negative.
+    // If page_shift is not negative, page_size is 1 << page_shift.
     int page_size, page_shift;
     int rope_dim;
     // Bytes of one cache row in shared memory.
     int pitch;
     int stages;
-    // CTAs that work side by side on other rows of the same cached tokens.
+    // Number of CTAs that work side by side on different rows of the same cached tokens.
     int pair;
     int causal;
     int sparse;
     // Nonzero if rotary keys lie in a tensor of their own, and rows are of latents alone.
     int split;
-    // Cost of a tile of rows in addition to its KV tiles, and the minimum cost that is worth a CTA
-    // if splits are many.
+    // Cost of a tile of rows in addition to its KV tiles, and minimum cost of a CTA's share if
+    // splits are many.
     int tile_cost, min_share;
     // Cost by which ranges may be longer in order to be even (scheduler.cuh).
     int even_gain;
-    // Cycles that a CTA waits for the other splits of a tile of rows. 0 stands for kDefaultPatience
-    // plus kTilePatience for each KV tile of a CTA's share, since another CTA may have that much
-    // more to do.
+    // Number of cycles that a CTA waits for the other splits of a tile of rows. 0 stands for
+    // kDefaultPatience plus kTilePatience for each KV tile of a CTA's share. Another CTA may have
+    // that much more to do.
     int64_t patience;
     // softmax_scale * log2(e), times the cache's scale
     float scale_log2;

@@ -1,10 +1,11 @@
-// Synchronisation of the row groups of a CTA: each computes its rows of the same KV tiles, and they
-// share the tiles' stages in shared memory.
+// Synchronisation of the row groups of a CTA. Each row group computes its rows of the same KV
+// tiles, and the row groups share the tiles' stages in shared memory.
 //
-// A row group that has multiplied a tile's values passes it: it no longer reads the tile, and its
-// copies of the two tiles after it have arrived. The other row group waits for that before it
-// copies another tile to this one's stage and before it reads the second tile after it. Neither is
-// then a whole tile ahead, and one may be at its softmax while the other multiplies.
+// When a row group has multiplied a tile's values, it passes the tile. It then no longer reads the
+// tile, and its copies of the two next tiles have arrived. The other row group waits for that
+// before it copies another tile to the passed tile's stage, and before it reads the second tile
+// after it. Neither is then a whole tile ahead. One may compute its softmax while the other
+// multiplies.
 #pragma once
 
 #include "config.cuh"
@@ -22,12 +23,14 @@ class RowGroups {
 
     // Synchronises the warps of this row group.
     __device__ void sync() const { ptx::bar_sync(own_barrier(), C::kThreads / 2); }
-    // The same; returns true if `own` is true in any of its threads.
+    // Synchronises the warps of this row group. Returns true if `own` is true in any of their
+    // threads.
     __device__ bool sync_or(bool own) const {
         return ptx::bar_red_or(own_barrier(), C::kThreads / 2, own);
     }
 
-    // Does not wait. Each row group waits once for every tile that the other passes.
+    // Passes a tile, without waiting. Each row group waits once for every tile that the other
+    // passes.
     __device__ void pass(int tile) const {
         ptx::bar_arrive(passed(position_.row_group(), tile), C::kThreads);
     }
@@ -36,8 +39,8 @@ class RowGroups {
     }
 
   private:
-    // Barrier 0 is the CTA's. A row group may pass a tile before the other has waited for the one
-    // before it, but no further.
+    // Barrier 0 belongs to the CTA. A row group may pass a tile before the other has waited for the
+    // tile before it, but no further.
     static constexpr int kFirst = 1;
     __device__ int own_barrier() const { return kFirst + position_.row_group(); }
     __device__ static int passed(int row_group, int tile) {

@@ -1,17 +1,17 @@
 // Tile scheduler: derives the work items of each CTA on the device, from the lengths.
 //
-// A request's query rows (its query tokens and heads together) are cut into tiles of rows, and
-// `pair` of them, which CTAs side by side do, are a group. A group costs its KV tiles (at least
-// one) plus a constant. All groups of all requests, in order, form one line of cost, which is cut
-// into equal ranges, one per CTA group of `pair` CTAs. A group that a cut crosses is done in
-// splits, which are combined afterwards.
+// A request's query rows (its query tokens and heads together) are cut into tiles of rows. `pair`
+// of these tiles are a group, and neighbouring CTAs do its tiles side by side. The cost of a group
+// is its number of KV tiles (at least one) plus a constant. All groups of all requests, in order,
+// form one line of cost. The line is cut into equal ranges, one per CTA group of `pair` CTAs. A
+// group that a cut crosses is done in splits, which are combined afterwards.
 //
-// If groups are few, ranges are even instead, provided that this makes them little longer: the cost
+// If groups are few, ranges are even instead, provided that this makes them little longer. The cost
 // of a group is then its KV tiles, rounded up to whole ranges. Every CTA has KV tiles of one group
-// alone, and nothing else to do before it combines splits. If groups are many and equal, ranges are
+// only, and nothing else to do before it combines splits. If groups are many and equal, ranges are
 // whole groups, on the same condition.
 //
-// Every warp does this for itself and keeps its items in a ring in shared memory, because it begins
+// Every warp does this for itself. It keeps its items in a ring in shared memory, because it begins
 // to load an item long before it computes it.
 #pragma once
 
@@ -23,9 +23,9 @@ namespace mla::sm80::decode {
 // Some KV tiles of one tile of rows.
 struct WorkItem {
     int request;
-    // The request's first query token, its number of query tokens, and its cached tokens.
+    // The request's first query token, its number of query tokens, and its number of cached tokens.
     int q_begin, q_len, kv_len;
-    // Cached tokens before the query tokens, and those that all rows attend to.
+    // Number of cached tokens before the query tokens, and number of those that all rows attend to.
     int before, unmasked;
     // The tile's first row, of q_len * heads.
     int first_row;
@@ -38,28 +38,30 @@ struct WorkItem {
 template <int kTileRows, int kTileTokens>
 class TileScheduler {
   public:
-    // Number of splits of a tile of rows that take little longer to combine than fewer.
+    // Up to this number of splits, combining a tile of rows takes little longer than with fewer.
     static constexpr int kFewSplits = 64;
-    // Entries of the ring: what a warp computes, what it loads, and one per tile between them.
+    // Number of entries of the ring: the item that a warp computes, the item that it loads, and one
+    // for each tile between them.
     static constexpr int kItems = 8;
     static_assert(kItems >= kMaxStages + 2);
 
     struct Shared {
         WorkItem items[kItems];
-        // CTA group of this CTA, and the CTA's number within it, which tells its tile of rows.
+        // CTA group of this CTA, and the CTA's number within it, which decides its tile of rows.
         int cta_group, member;
-        // Length of a CTA group's range, which is the same for all; end of this one's; length of
-        // the line.
+        // Length of a CTA group's range, which is the same for all; end of this group's range;
+        // length of the line.
         int share, end, total;
         bool even, any;
-        // The line up to where items were made, the request there, and where it begins.
+        // Position in the line up to which items have been made, the request there, and the
+        // position where this request begins.
         int position, request, begins;
     };
 
     __device__ TileScheduler(const KernelParams& p, Shared& shared) : p_(p), shared_(shared) {}
 
-    // Makes the split plan, and the first item, entry 0 of the ring. Called once, by the whole
-    // warp, as all that follows.
+    // Makes the split plan, and the first item, which is entry 0 of the ring. Called once. The
+    // whole warp calls this and all functions below.
     __device__ void plan() {
         const int lane = threadIdx.x & 31;
         // Each lane has neighbouring requests.
@@ -82,7 +84,8 @@ class TileScheduler {
             return max(int(unsigned(cost + cta_groups - 1) / unsigned(cta_groups)), min_share);
         };
         int share = share_of(all_tiles + all_groups * p_.tile_cost);
-        // Sum over this lane's requests: of their cost, or of their ranges if those are even.
+        // Sum over this lane's requests: of their cost, or of their numbers of ranges if ranges are
+        // even.
         int units = tiles + groups * p_.tile_cost;
         bool even = false;
         if (all_groups <= cta_groups) {
@@ -114,7 +117,7 @@ class TileScheduler {
         }
         const int total = __shfl_sync(~0u, sum, 31);
         const int position = int(min(int64_t(cta_group) * (even ? 1 : share), int64_t(total)));
-        // The first lane whose requests end after the position has it among them.
+        // The position lies in a request of the first lane whose requests end after it.
         const unsigned after = __ballot_sync(~0u, sum > position);
         const int owner = after ? __ffs(after) - 1 : 31;
         const int begins = __shfl_sync(~0u, sum - units, owner);
@@ -124,7 +127,7 @@ class TileScheduler {
             shared_.share = share;
             shared_.even = even;
             shared_.total = total;
-            // Even ranges have no other item than the first one.
+            // If ranges are even, the first item is the only one.
             shared_.end = even ? position : int(min(int64_t(position) + share, int64_t(total)));
             shared_.position = position;
             shared_.request = owner * own;
@@ -186,7 +189,7 @@ class TileScheduler {
     __device__ const WorkItem& item(int index) const { return shared_.items[index & (kItems - 1)]; }
 
   private:
-    // Makes the first item if ranges are even: each then belongs to one group alone.
+    // Makes the first item if ranges are even. Each range then belongs to one group.
     __device__ bool first_of_even() {
         const int range = shared_.cta_group, share = shared_.share;
         int request = shared_.request, begins = shared_.begins;
@@ -236,7 +239,7 @@ class TileScheduler {
     __device__ int kv_len(int request) const {
         return p_.kv_lens ? min(max(p_.kv_lens[request], 0), p_.max_kv_len) : p_.max_kv_len;
     }
-    // KV tiles.
+    // Number of KV tiles of a request.
     __device__ int tiles_of(int request) const {
         return max((kv_len(request) + kTileTokens - 1) / kTileTokens, 1);
     }
@@ -248,7 +251,7 @@ class TileScheduler {
         const int tiles = (query_len(request) * p_.heads + kTileRows - 1) / kTileRows;
         return by_pair(tiles + p_.pair - 1);
     }
-    // A pair is one or two.
+    // Divides by the size of a pair, which is one or two.
     __device__ int by_pair(int x) const { return x >> (p_.pair - 1); }
 
     const KernelParams& p_;

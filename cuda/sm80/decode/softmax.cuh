@@ -1,5 +1,5 @@
-// The step from partial scores to P: the quarters of a row's score, which four warps have, are
-// added in shared memory, masked, and made probabilities under a running maximum.
+// The step from partial scores to P. Four warps have quarters of a row's score. The quarters are
+// added in shared memory, masked, and turned into probabilities under a running maximum.
 #pragma once
 
 #include "gemms.cuh"
@@ -11,7 +11,7 @@ namespace mla::sm80::decode {
 
 // Mask of the tokens of a KV tile that a row attends to.
 struct Mask {
-    // Tokens below it, counted from the request's first.
+    // The row attends to tokens below this number, counted from the request's first.
     int limit;
     // One bit per token of the tile.
     uint32_t valid;
@@ -28,7 +28,7 @@ __device__ __forceinline__ float mask_scores(float (&x)[kBlocks][kWidth], int be
                                              const Mask& mask, int first) {
     const int quad = threadIdx.x & 3;
     if (masked) {
-        // Or else it would be looked up in all tiles, and used in the last one alone.
+        // Without this, the mask would be looked up in all tiles, and used in the last one only.
         __syncwarp();
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block)
@@ -43,7 +43,7 @@ __device__ __forceinline__ float mask_scores(float (&x)[kBlocks][kWidth], int be
     return maximum;
 }
 
-// Leaves a row's maximum and sum, which were lifted, as they are.
+// Stores a row's maximum and sum without the lift that they had.
 template <class C>
 __device__ __forceinline__ void put_statistics(typename C::Statistics& statistics, int row,
                                                float maximum, float sum) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ void put_statistics(typename C::Statistics& statistic
     statistics.rows.sum[row] = sum * C::kUnlift;
 }
 
-// The state of a softmax that has no scales, or whose operands fit them.
+// The unit of a softmax that has no scales, or whose operands can hold its scales.
 struct NoUnit {};
 template <class C>
 using UnitOf = std::conditional_t<C::kScaleUnits, ScaleUnit, NoUnit>;
@@ -112,7 +112,7 @@ class RegisterSoftmax {
             x[block][2] = sum.z;
             x[block][3] = sum.w;
         }
-        // The next tile's scores go elsewhere: others may still read these.
+        // The next tile's scores go to another place, because other warps may still read these.
         parity_ ^= 1;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -149,10 +149,10 @@ class RegisterSoftmax {
         return rescale_[0] != 1.f || rescale_[1] != 1.f;
     }
 
-    // The factor that O has behind its last tile.
+    // Factor by which O has to be multiplied after its last tile.
     __device__ float output_unit() const { return 1.f / unit_.unit; }
 
-    // Rows lane / 4 and 8 + lane / 4.
+    // Factors for the output of rows lane / 4 and 8 + lane / 4.
     __device__ float2 rescale(int) const { return {rescale_[0], rescale_[1]}; }
 
     __device__ void operator()(int, int unit, uint32_t (&a)[4]) const {
@@ -160,7 +160,7 @@ class RegisterSoftmax {
         for (int i = 0; i < 4; ++i) a[i] = p_[unit][i];
     }
 
-    // Leaves the rows' maxima and sums to the CTA; a barrier has to follow.
+    // Stores the rows' maxima and sums for the CTA. A barrier has to follow.
     __device__ void finish(typename C::Statistics& statistics) {
         const int lane = threadIdx.x & 31;
 #pragma unroll
@@ -177,7 +177,7 @@ class RegisterSoftmax {
         float top = 0.f;
 #pragma unroll
         for (const float2& scale : scales) top = fmaxf(top, fmaxf(fabsf(scale.x), fabsf(scale.y)));
-        // Every four lanes have all tokens.
+        // Four lanes together have all tokens.
         const float by = unit_.template adjust<1, 4>(top);
         rescale_[0] *= by;
         rescale_[1] *= by;
@@ -222,13 +222,13 @@ class SharedSoftmax {
         }
     }
 
-    // Returns true if one of this lane's rows makes its output be rescaled.
+    // Returns true if the output of one of this lane's rows has to be rescaled.
     template <typename LimitOf>
     __device__ bool apply(const KernelParams& p, const Gemms<C>& gemms, const TileFacts& tile,
                           const LimitOf& limit_of) {
         const int lane = position_.lane();
         const int row = column_group() * 8 + lane / 4;
-        // In the order of the columns.
+        // The sums of the scores, in the order of the columns.
         float x[C::kBlocks][2];
 #pragma unroll
         for (int unit = 0; unit < kUnits; ++unit) {
@@ -274,7 +274,7 @@ class SharedSoftmax {
         return factor != 1.f || (C::kScaleUnits && by_unit_ != 1.f);
     }
 
-    // The factor that O has behind its last tile.
+    // Factor by which O has to be multiplied after its last tile.
     __device__ float output_unit() const {
         return 1.f / __shfl_sync(~0u, unit_.unit, column_group());
     }
@@ -303,8 +303,8 @@ class SharedSoftmax {
     // Units of 16 tokens in a KV tile.
     static constexpr int kUnits = C::kTokens / 16;
 
-    // Leaves the tile's scales to the warp, in the units of their groups. Lane l has group l % 4,
-    // of every eighth token.
+    // Stores the tile's scales for the warp, in the units of their groups. Lane l handles group l %
+    // 4, of every eighth token.
     __device__ void adjust_unit(const Gemms<C>& gemms, const char* stage) {
         const int lane = position_.lane(), group = lane % 4;
         static_assert(kColumnGroups == 4);
@@ -315,7 +315,7 @@ class SharedSoftmax {
             top = fmaxf(top, fabsf(own[block]));
         }
         by_unit_ = __shfl_sync(~0u, unit_.template adjust<4, 32>(top), column_group());
-        // The last tile's have been read.
+        // After this, all lanes have read the scales of the last tile.
         __syncwarp();
 #pragma unroll
         for (int block = 0; block < C::kBlocks; ++block)
@@ -347,8 +347,8 @@ class SharedSoftmax {
     char* shared_;
     const ThreadPosition& position_;
     RowState row_;
-    // The unit of group lane % 4, and the factor that the last tile's gives the output of this
-    // warp's columns.
+    // The unit of group lane % 4. by_unit_ is the factor that the last tile's unit gives the output
+    // of this warp's columns.
     UnitOf<C> unit_;
     float by_unit_ = 1.f;
 };

@@ -1,5 +1,5 @@
-// The C interface of sparse attention: every query token is a request of one token, whose list of
-// slots stands in the block table's place.
+// The C interface of sparse attention. Every query token is a request of one token, and its list of
+// slots takes the place of a block table.
 
 #include "sm80/device_limits.cuh"
 #include "sm80/mla_sm80.h"
@@ -12,7 +12,7 @@ Kind kind_of(const MlaSparseParams& p) {
     return {p.q_dtype == MLA_DTYPE_BF16, p.latent_dim, cache_format(p.cache_format)};
 }
 
-// The scheduler counts KV tiles over all tiles of rows in 31 bits, whatever the lengths are.
+// The scheduler counts the KV tiles of all tiles of rows in 31 bits, whatever the lengths are.
 bool within_capacity(const MlaSparseParams& p) {
     return int64_t(p.tokens) * ceil_div(p.heads, 16) * (p.width / 16 + 4) <= INT32_MAX;
 }
@@ -59,7 +59,7 @@ MlaStatus check(const MlaSparseParams& p, const void* workspace, size_t bytes, s
     for (const auto& o : optional)
         check.that(is_aligned(o.pointer, 4), o.name, address(o.pointer),
                    "null, or a device pointer aligned to 4 bytes");
-    // A stride that no row or head is apart by may be anything.
+    // A stride may be anything if its axis has only one element.
     const struct {
         int64_t stride;
         const char* name;

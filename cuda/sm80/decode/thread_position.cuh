@@ -5,14 +5,14 @@
 
 namespace mla::sm80::decode {
 
-// Each member function computes its result anew, so that it occupies no register in the meantime:
-// the compiler takes each copy of the thread's number for another one.
+// Each member function computes its result anew, so that it occupies no register in the meantime.
+// The compiler takes each copy of the thread's number for a different number.
 class ThreadPosition {
   public:
     __device__ ThreadPosition() : thread_(threadIdx.x) {}
 
     __device__ unsigned thread() const { return hide(thread_); }
-    // The same number. The compiler does not know that it is the same.
+    // Returns the same number, but the compiler does not know that it is the same.
     __device__ static unsigned hide(unsigned x) {
 #ifdef __CUDA_ARCH__
         asm volatile("" : "+r"(x));

@@ -6,8 +6,8 @@
 
 namespace mla::sm80::decode {
 
-// Types and width that an instantiation depends on, beside the shape of the batch and the device's
-// limits.
+// The types and the width that an instantiation depends on. It also depends on the shape of the
+// batch and on the device's limits.
 struct Kind {
     bool bf16;
     int latent_dim;
@@ -33,7 +33,7 @@ inline Variant variant_for(const Kind& k, const Limits& l, const Shape& s) {
 
 // Raises `bytes` to the workspace of any number of requests with this number of rows, of any
 // length, in one tensor or two. Few and short requests have another instantiation, and a split
-// cache may; this loads them all.
+// cache may have another one, too. This loads all of them.
 inline MlaStatus max_workspace(const Kind& k, const Limits& l, int rows, int rope_dim,
                                size_t& bytes) {
     for (const Shape& s : {Shape{rows, rope_dim, INT32_MAX, 1, false},
@@ -49,7 +49,7 @@ inline MlaStatus max_workspace(const Kind& k, const Limits& l, int rows, int rop
 
 // The kernels' name of a format that they take. A check refuses others.
 inline CacheFormat cache_format(int format) {
-    // Without a default: a new format is an error of the compiler here, too.
+    // The switch has no default, so a new format is an error of the compiler here, too.
     switch (static_cast<MlaCacheFormat>(format)) {
         case MLA_CACHE_FP8: return CacheFormat::e4m3;
         case MLA_CACHE_FP8_DS_MLA: return CacheFormat::e4m3_grouped;
@@ -61,8 +61,8 @@ inline CacheFormat cache_format(int format) {
     return CacheFormat::plain;
 }
 
-// The place of a call's rotary keys, for the parameters of dense and of sparse calls, once
-// `with_rope` has filled it in.
+// The functions below find a call's rotary keys in the parameters of dense and of sparse calls,
+// once `with_rope` has filled these in.
 
 template <typename Params>
 int64_t key_bytes(const Params& p) {

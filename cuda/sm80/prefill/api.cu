@@ -1,4 +1,5 @@
-// The C interface of this kernel: checks every argument, chooses the instantiation, launches.
+// The C interface of this kernel. It checks every argument, chooses the instantiation, and launches
+// it.
 
 #include "launch.cuh"
 #include "sm80/device_limits.cuh"

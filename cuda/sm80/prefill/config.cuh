@@ -11,7 +11,7 @@
 
 namespace mla::sm80::prefill {
 
-// The state of a CTA. In shared memory it occupies no registers from one use to the next.
+// The state of a CTA. It lies in shared memory, so it occupies no registers between uses.
 struct CtaState {
     // The request's first query row in the batch; the CTA's first row within the request; and the
     // number of the request's rows from that one on.
@@ -21,14 +21,15 @@ struct CtaState {
     const char *nope, *rope, *values;
     // The CTA's first KV tile.
     int first_tile;
-    // End of the CTA's keys, which some row of it sees; number of keys that its first row would see
-    // if there were enough; and the last KV tile whose keys are all needed.
+    // `needed` is the end of the CTA's keys that any of its rows sees. `seen` is the number of keys
+    // that its first row would see if there were enough. `last_whole` is the last KV tile whose
+    // keys are all needed.
     int needed, seen, last_whole;
-    // End of the KV tiles behind which there is another whole one, or none.
+    // End of the KV tiles that are followed by another whole one, or by none.
     int whole_end;
     // The CTAs that divide these keys: their number, this CTA's index among them, the index of
-    // their counters, the slot of the first one's partial result, and how long they wait for each
-    // other.
+    // their counters, and the slot of the first one's partial result. `patience` is the number of
+    // cycles that they wait for each other.
     int splits, split, counter, first_slot;
     int64_t patience;
     // The last KV tile in which a value was found that is not finite.
@@ -36,8 +37,8 @@ struct CtaState {
 };
 
 // Rows of 16-bit numbers in shared memory. Chunks (16 bytes) in the same place of eight rows lie in
-// different banks: rows of whole 128 bytes are swizzled, as by `swizzled`, and other rows are
-// padded to an odd number of chunks. The first row begins at a multiple of 128 bytes.
+// different banks. Rows of whole 128 bytes are therefore swizzled, as by `swizzled`, and other rows
+// are padded to an odd number of chunks. The first row begins at a multiple of 128 bytes.
 template <int kColumns>
 struct Rows {
     static constexpr int kChunks = kColumns / 8;
@@ -49,8 +50,8 @@ struct Rows {
     __device__ static constexpr int at(unsigned row, unsigned chunk) {
         return row * kPitch + (kSwizzled ? chunk ^ row % 8 : chunk) * 16;
     }
-    // The address `chunks` chunks, an even number, to the right of `at`, which is one of a row's
-    // first two.
+    // The address that lies `chunks` chunks to the right of `at`. `chunks` is an even number, and
+    // `at` is the address of one of a row's first two chunks.
     __device__ static constexpr uint32_t right(uint32_t at, int chunks) {
         return kSwizzled ? (at ^ chunks % 8 * 16) + chunks / 8 * 128 : at + chunks * 16;
     }
@@ -70,7 +71,7 @@ struct Config {
     static constexpr int kThreads = 32 * Warps;
     static constexpr int kWarpRows = 16 * WarpTiles;
     static constexpr int kRows = kWarpRows * Warps;
-    // CTAs that the registers of an SM are enough for.
+    // Number of CTAs for which the registers of an SM suffice.
     static constexpr int kCtasPerSm = WarpTiles == 1 && VDim <= 128 ? 3 : 2;
 
     static constexpr int kKeyOffset = kRows * QkRows::kPitch;

@@ -52,7 +52,8 @@ __device__ __forceinline__ void multiply_keys(float (&s)[C::kWarpTiles][C::kKeys
     }
 }
 
-// Sets all bits of those of two 16-bit numbers that are infinite or NaN, and clears the others.
+// For each of two 16-bit numbers: sets all bits if it is infinite or NaN, and clears all bits
+// otherwise.
 template <typename T>
 __device__ __forceinline__ uint32_t nonfinite(uint32_t word) {
     constexpr uint32_t exponents = std::is_same_v<T, __half> ? 0x7c007c00u : 0x7f807f80u;
@@ -81,7 +82,7 @@ __device__ __forceinline__ bool has_nonfinite(uint32_t stage, unsigned thread) {
     return (found & 0x80008000u) != 0;
 }
 
-// O += P V; P is computed between the MMAs. With `kFinite`, values that are not finite count as 0.
+// O += P V. P is computed between the MMAs. With `kFinite`, values that are not finite count as 0.
 template <class C, bool kFinite>
 __device__ __forceinline__ void multiply_values(float (&o)[C::kWarpTiles][C::kVDim / 8][4],
                                                 const float (&s)[C::kWarpTiles][C::kKeys / 8][4],
@@ -103,7 +104,8 @@ __device__ __forceinline__ void multiply_values(float (&o)[C::kWarpTiles][C::kVD
             uint32_t b[4];
             ptx::ldmatrix_x4_trans(b, Tile::right(b_at, pair * 2) + step * 16 * Tile::kPitch);
             if constexpr (kFinite) {
-                // One after another: there are no registers for many at the same time.
+                // The words are handled one after another: there are no registers for many at the
+                // same time.
                 __syncwarp();
 #pragma unroll
                 for (uint32_t& word : b) word &= ~nonfinite<T>(word);
@@ -190,7 +192,7 @@ __global__ __launch_bounds__(C::kThreads, C::kCtasPerSm) void prefill_kernel(
     const uint32_t shared = ptx::shared_address(ptx::dynamic_shared());
     const uint32_t key_stage = shared + C::kKeyOffset, value_stage = shared + C::kValueOffset;
     const ThreadPosition position;
-    // Volatile: the compiler must not keep in registers what it has read.
+    // Volatile, because the compiler must not keep in registers what it has read.
     auto& state = *reinterpret_cast<volatile CtaState*>(ptx::dynamic_shared() + C::kStateOffset);
     if (threadIdx.x == 0) {
         state.query_begin = query_begin;
@@ -247,9 +249,9 @@ __global__ __launch_bounds__(C::kThreads, C::kCtasPerSm) void prefill_kernel(
     Softmax<C> softmax;
     const auto attend = [&](int key_tile, auto plain) {
         constexpr bool kPlain = decltype(plain)::value;
-        // Waits for the values and issues the copies of the next keys. Returns false if a value is
-        // not finite: rows that do not see all of the tile must not multiply by it then, since
-        // their P is 0, and 0 times NaN would be NaN. Warps come to its barrier from two places.
+        // Waits for the values, and issues the copies of the next keys. Returns false if a value is
+        // not finite. Rows that do not see all of the tile must then not multiply by the value:
+        // their P is 0, and 0 times NaN is NaN. Warps come to the barrier below from two places.
         const auto begin_values = [&] {
             const unsigned thread = position.thread();
             ptx::cp_async_wait_group<0>();
@@ -268,7 +270,8 @@ __global__ __launch_bounds__(C::kThreads, C::kCtasPerSm) void prefill_kernel(
         // These addresses are computed before the barrier, since they take time.
         const auto values = value_copy(key_tile);
         const unsigned thread = position.thread();
-        // Two ways to the same number: ptxas alone decides which of them avoids a spill.
+        // Both expressions give the same number. In each case, the one is used that avoids a spill
+        // by ptxas.
         const int warp = C::kQkDim == 128 ? int(thread / 32) : ptx::tid_x() / 32;
         const bool idle = warp * C::kWarpRows >= state.rows ||
                           (!kPlain && seen_from(key_tile) + (p.causal ? C::kWarpRows - 1 : 0) <= 0);
@@ -310,9 +313,10 @@ __global__ __launch_bounds__(C::kThreads, C::kCtasPerSm) void prefill_kernel(
             add_nonfinite<C>(o, value_stage, seen_from(key_tile), p.causal);
         }
     };
-    // KV tiles that all rows see, and behind which there is another whole one, or none.
+    // These are the KV tiles that all rows see, and that are followed by another whole one, or by
+    // none.
     if constexpr (C::kQkDim == 128) {
-        // The end is computed anew each time: to keep it would take one register too many.
+        // The end is computed anew each time, because keeping it would take one register too many.
 #pragma unroll 1
         for (; key_tile < state.whole_end && state.seen - key_tile * C::kKeys >= C::kKeys;
              ++key_tile)

@@ -16,25 +16,25 @@ struct Shape {
 
 constexpr int kMaxCounters = MLA_PREFILL_COUNTER_BYTES / sizeof(SplitCounters);
 constexpr int kMaxSplits = 128;
-// Factor by which the end has to be earlier if CTAs do not all run at the same time: some of them
-// run beside fewer others, and faster, than is predicted.
+// Factor by which the end has to be earlier if CTAs do not all run at the same time. Some of them
+// then run beside fewer others, and are faster than predicted.
 constexpr float kWorthWaves = 0.75f;
 
-// CTAs that an SM runs at the same time; 0 if it cannot run any.
+// Number of CTAs that an SM runs at the same time; 0 if it cannot run any.
 template <class C>
 int ctas_of_sm(const Limits& l) {
     if (C::kSharedBytes > l.shared_of_cta) return 0;
     return std::min(l.shared_of_sm / (C::kSharedBytes + kReserved), C::kCtasPerSm);
 }
 
-// CTAs that the device runs at the same time, at least one for each SM.
+// Number of CTAs that the device runs at the same time, at least one for each SM.
 template <class C>
 int slots_of(const Limits& l) {
     return l.multiprocessors * std::max(ctas_of_sm<C>(l), 1);
 }
 
-// Number of partial results that the workspace has room for: two of each CTA that runs at the same
-// time, one after another, or three of a small one.
+// Number of partial results that the workspace has room for. Each CTA that runs at the same time
+// has two of them, one after another, or three if it is small.
 template <class C>
 int64_t room_of(const Limits& l) {
     return int64_t(slots_of<C>(l)) * C::kCtasPerSm;
@@ -47,8 +47,9 @@ size_t workspace_bytes(const Limits& l) {
            sizeof(float) * kPartialFloats<SplitLayout<C>> * room_of<C>(l);
 }
 
-// Predicted end of the last CTA if `splits` CTAs divide the keys of every query tile, as far as the
-// bounds tell; in units of a CTA's time for a KV tile while others share its SM.
+// Predicted end of the last CTA if `splits` CTAs divide the keys of every query tile. It is
+// predicted from the bounds, in units of the time that a CTA takes for a KV tile while others share
+// its SM.
 template <class C>
 float predicted_end(const Limits& l, const Shape& s, int64_t tiles, int64_t splits) {
     const int64_t kv_tiles = (s.max_key_len + int64_t(C::kKeys) - 1) / C::kKeys;
@@ -63,8 +64,8 @@ float predicted_end(const Limits& l, const Shape& s, int64_t tiles, int64_t spli
     return end + 2.f + 3.f * rows * float(ctas) / float(slots) + of_split * float(splits);
 }
 
-// Number of CTAs that divide the keys of every query tile: if query tiles are few, the number with
-// the earliest predicted end.
+// Number of CTAs that divide the keys of every query tile. If query tiles are few, it is the number
+// with the earliest predicted end.
 template <class C>
 int splits_of(const Limits& l, const Shape& s, int64_t tiles) {
     if (tiles == 0 || tiles > kMaxCounters) return 1;
@@ -84,9 +85,9 @@ int splits_of(const Limits& l, const Shape& s, int64_t tiles) {
     return best;
 }
 
-// True if requests differ so much in their number of keys, for so few tiles, that the CTAs of the
-// longest one would end long after the others. Every CTA then goes over the lengths of all requests
-// on the device to find its tile, which has to be short beside the time of the longest request.
+// True if tiles are few, and requests differ so much in their number of keys that the CTAs of the
+// longest one would end long after the others. Every CTA then reads the lengths of all requests on
+// the device to find its tile. This has to take little time compared with the longest request.
 template <class C>
 bool is_uneven(const Limits& l, const Shape& s, int64_t tiles) {
     const int64_t every = int64_t(s.requests) * s.max_key_len;
@@ -96,12 +97,12 @@ bool is_uneven(const Limits& l, const Shape& s, int64_t tiles) {
 }
 
 // Number of heads whose tiles are done side by side. CTAs that run at the same time should read the
-// same keys, so that L2 holds them, which saves bandwidth and power: that is why heads are done in
+// same keys: L2 then holds these keys, which saves bandwidth and power. Heads are therefore done in
 // groups. But the longest tiles come first in each group, and the last group has to have enough
-// shorter ones for CTAs to end at about the same time, more of them if causal tiles differ more.
-// Only tiles of one request and head share keys. A group therefore has few pairs of request and
-// head, so that four tiles of each run at the same time. If requests differ in length, all heads
-// are one group.
+// shorter ones for CTAs to end at about the same time. It needs more of them if causal tiles differ
+// more. Only tiles of one request and head share keys. A group therefore has few pairs of request
+// and head, so that four tiles of each pair run at the same time. If requests differ in length, all
+// heads are one group.
 template <class C>
 int head_group_of(const Limits& l, const Shape& s, bool causal, int64_t tiles_of_head) {
     if (10 * int64_t(s.query_tokens) < 9 * int64_t(s.requests) * s.max_query_len) return s.heads;
@@ -166,7 +167,7 @@ struct Tiles {
     // output, there are registers for 16 rows only.
     static constexpr int kWarpTiles = kVDim == 256 ? 1 : 2;
     using Usual = Config<T, kQkDim, kVDim, kWarpTiles, 4, 64>;
-    // The configuration for batches whose requests all have few rows.
+    // The config for batches whose requests all have few rows.
     using Short = Config<T, kQkDim, kVDim, 1, 4, 64>;
 
     static MlaStatus load(const Limits& l) {
@@ -183,7 +184,7 @@ struct Tiles {
     }
 };
 
-// The same functions as pointers, whose types do not depend on the instantiation.
+// The functions of an instantiation as pointers, whose types do not depend on the instantiation.
 struct Variant {
     MlaStatus (*load)(const Limits&);
     size_t (*workspace_bytes)(const Limits&);

@@ -1,4 +1,4 @@
-// Copies rows of queries, keys and values to shared memory, zeros behind a request's last row.
+// Copies rows of queries, keys and values to shared memory, and zeros behind a request's last row.
 #pragma once
 
 #include "config.cuh"
@@ -50,7 +50,8 @@ class TileCopy {
     __device__ __forceinline__ void run(uint32_t tile, int exist) const {
         if (exist >= kTileRows) return run(tile);
         Source from = source_;
-        // Behind the last row, addresses may be invalid: its first row stands in for them.
+        // Behind the last row, addresses may be invalid. The address of the tile's first row is
+        // used instead.
         const char* some = from.first - int64_t(own_row()) * from.first_stride;
         uint32_t to = tile + Tile::at(own_row(), own_chunk());
 #pragma unroll 1
@@ -66,7 +67,7 @@ class TileCopy {
     __device__ unsigned own_row() const { return thread_ / 8; }
     __device__ unsigned own_chunk() const { return thread_ % 8; }
 
-    // Writes zeros if `instead` is given; it is then the address that cp.async is told.
+    // Writes zeros if `instead` is given. cp.async then gets `instead` as its address.
     __device__ __forceinline__ void copy_row(uint32_t to, const Source& from,
                                              const char* instead) const {
 #pragma unroll

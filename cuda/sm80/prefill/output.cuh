@@ -1,5 +1,5 @@
-// Output of a query tile: written directly if one CTA saw all of its keys, otherwise combined from
-// the partial results of all CTAs that saw some.
+// Output of a query tile. If one CTA saw all of its keys, it is written directly. Otherwise it is
+// combined from the partial results of all CTAs that saw some.
 #pragma once
 
 #include "softmax.cuh"
@@ -12,7 +12,7 @@ struct SplitLayout {
     static constexpr int kThreads = C::kThreads, kRows = C::kRows;
     static constexpr int kRowsUnits = C::kVDim / 8;
     static constexpr int kFewSplits = kRows / 16 * kRowsUnits / (kThreads / 32);
-    // Little code and few registers.
+    // These numbers keep the code short, and registers few.
     static constexpr int kMinAtOnce = 8, kTogether = 1, kSplitsAtOnce = 8;
     static constexpr int kUnitsOfSlice = 1, kUnitsOfAll = 1;
     __device__ static int vector_of(int rows, int unit) {
@@ -28,13 +28,13 @@ class Output {
     using Layout = SplitLayout<C>;
 
   public:
-    // `first_row`: the CTA's first row within the request, whose rows begin at `query_begin`.
-    // `rows`: number of the request's rows from the CTA's first one on.
+    // `first_row` is the CTA's first row within the request, and the request's rows begin at
+    // `query_begin`. `rows` is the number of the request's rows from the CTA's first one on.
     __device__ Output(const KernelParams& p, int query_begin, int rows, int first_row, int head)
         : p_(p), first_token_(query_begin + first_row), rows_(rows), head_(head) {}
 
-    // Writes through shared memory, in the place of the warp's own queries, so that neighbouring
-    // lanes store neighbouring bytes. All of the CTA's copies have landed by then.
+    // Writes through shared memory, in the place of the warp's own queries. Neighbouring lanes then
+    // store neighbouring bytes. All of the CTA's copies have landed by then.
     __device__ void write(const float (&o)[C::kWarpTiles][C::kVDim / 8][4],
                           const Softmax<C>& softmax) const {
         using Tile = typename C::QkRows;
@@ -107,7 +107,7 @@ class Output {
     }
 
   private:
-    // Factors for a unit's first row, and for the row eight rows on.
+    // Factors for a unit's first row, and for the row eight rows later.
     struct Scales {
         int row;
         float low, high;

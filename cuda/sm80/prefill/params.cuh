@@ -27,8 +27,9 @@ struct KernelParams {
     // Maximum number of query tiles, and number of heads whose tiles are done side by side.
     int tiles, head_group;
     int causal;
-    // Number of CTAs that divide the keys of a tile, 0 if that depends on the request; the memory
-    // through which they combine; and how many cycles they wait.
+    // Number of CTAs that divide the keys of a tile, or 0 if that depends on the request. They
+    // combine through `counters` and `partials`, and wait for each other for at most `patience`
+    // cycles.
     int splits;
     int32_t* counters;  // [kMaxCounters] SplitCounters, zero before and after
     float* partials;    // [CTAs][kPartialFloats]
@@ -37,8 +38,8 @@ struct KernelParams {
     float scale_log2;
     // Maximum number of query tiles of one request.
     int max_request_tiles;
-    // CTAs that run at the same time, and maximum number of CTAs that may divide keys if `splits`
-    // is 0.
+    // Number of CTAs that run at the same time, and maximum number of CTAs that may divide keys if
+    // `splits` is 0.
     int slots, max_split_ctas;
 };
 

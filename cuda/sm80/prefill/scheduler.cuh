@@ -1,8 +1,9 @@
 // Tile scheduler: the query tile of each CTA, and its split of the keys.
 //
-// A request's tiles are numbered from its first rows on. CTAs take tiles by number, the highest
-// number first, since those tiles see the most keys: first the tiles of that number of all requests
-// that have it, and of each tile all heads of a group, whose keys and values the L2 cache holds.
+// The tiles of a request are numbered from its first rows on. Heads are done in groups, whose keys
+// and values the L2 cache holds. Within a group, CTAs take tiles by number, the highest number
+// first, since those tiles see the most keys. The tiles of one number follow one another, request
+// by request. For each of them, all heads of the group follow one another.
 //
 // If each tile's keys are divided among the same number of CTAs, a tile's CTAs follow one another.
 // If that number depends on the request (split_plan.cuh), the CTAs of divided keys come first,
@@ -18,9 +19,9 @@ struct WorkItem {
     int request, head;
     // Number among the request's tiles.
     int number;
-    // The CTAs that divide its keys: their number, this CTA's index among them, the index of their
-    // counters, the slot of the first one's partial result, and how many cycles they wait for each
-    // other.
+    // The CTAs that divide the tile's keys: their number, this CTA's index among them, the index of
+    // their counters, and the slot of the first one's partial result. `patience` is the number of
+    // cycles that they wait for each other.
     int splits, split, counter, first_slot;
     int64_t patience;
 };
@@ -60,8 +61,8 @@ class TileScheduler {
   private:
     __device__ static int lane() { return threadIdx.x & 31; }
 
-    // Finds tile number `block` in the order of tiles that are all divided by the same number of
-    // CTAs.
+    // Finds tile number `block` in the order of those tiles that are all divided by the same number
+    // of CTAs.
     __device__ bool find_uniform(int block, WorkItem& item) const {
         const int of_group = p_.tiles * p_.head_group;
         const int group = block / of_group, first_head = group * p_.head_group;
@@ -71,7 +72,8 @@ class TileScheduler {
         const int index = within / heads;
         item.head = first_head + within % heads;
         if (index >= tiles_from(0)) return false;
-        // Finds the highest number from which on there are more tiles than come before this one.
+        // Finds the highest number such that more tiles have it, or a higher one, than come before
+        // this tile.
         int low = 0, high = p_.max_request_tiles;
         while (high - low > 1) {
             const int middle = (low + high) / 2;
@@ -85,7 +87,7 @@ class TileScheduler {
         return true;
     }
 
-    // Number of CTAs that divide keys, if that depends on the request.
+    // Number of CTAs that divide keys, if the number of splits depends on the request.
     __device__ int dividing() const {
         int sum = own_.dividing(rate_);
         for (int request = lane() + 32; request < p_.requests; request += 32)
@@ -93,8 +95,8 @@ class TileScheduler {
         return __reduce_add_sync(~0u, sum) * p_.heads;
     }
 
-    // Finds the tile of number `block` of those CTAs. CTAs that read the same keys follow one
-    // another.
+    // Finds the tile of the CTA with number `block` among those CTAs. CTAs that read the same keys
+    // follow one another.
     __device__ void find_split(int block, WorkItem& item) const {
         for (int first = 0, begin = 0;; first += 32) {
             const Lengths own = first == 0 ? own_ : lengths_of<C>(p_, first + lane());
@@ -119,7 +121,7 @@ class TileScheduler {
             item.head = of_request / tiles;
             item.number = of_request % tiles;
             item.first_slot = begin + of_request * item.splits;
-            // Distinct for each tile, which has at least two slots.
+            // Different for each tile, because a tile has at least two slots.
             item.counter = item.first_slot / 2;
             return;
         }
@@ -131,7 +133,7 @@ class TileScheduler {
         return p_.splits == 0 && lengths.splits(rate_) > 1 ? 0 : lengths.tiles;
     }
 
-    // Number of tiles of that number and above, of all requests.
+    // Number of tiles with this number or a higher one, over all requests.
     __device__ int tiles_from(int number) const {
         int sum = max(own_.tiles - number, 0);
         for (int request = lane() + 32; request < p_.requests; request += 32)
@@ -139,7 +141,8 @@ class TileScheduler {
         return __reduce_add_sync(~0u, sum);
     }
 
-    // The request that has a tile of that number and comes after `before` others that have one.
+    // The request that has a tile of this number, and comes after `before` other requests that have
+    // one.
     __device__ int request_of(int number, int before) const {
         for (int first = 0;; first += 32) {
             const bool has = (first == 0 ? own_.tiles : tiles_of(first + lane())) > number;
@@ -156,7 +159,7 @@ class TileScheduler {
     const KernelParams& p_;
     // Lengths of the request whose number is this lane's.
     Lengths own_;
-    // CTAs per KV tile, if that depends on the request.
+    // Number of CTAs per KV tile, if the number of splits depends on the request.
     float rate_ = 0.f;
 };
 

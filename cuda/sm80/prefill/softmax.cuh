@@ -10,9 +10,9 @@ namespace mla::sm80::prefill {
 template <class C>
 class Softmax {
   public:
-    // Takes scores into account. If a row's reference has to rise to them, which it does in few
-    // tiles (lazy rescale), calls `rescale(tile, low, high)` with the factors for earlier sums of
-    // 16 rows: one for each of the lane's two rows.
+    // Takes scores into account. In a few tiles, a row's reference has to rise to them (lazy
+    // rescale). Then calls `rescale(tile, low, high)` with the factors for earlier sums of 16 rows:
+    // one for each of the lane's two rows.
     template <class Rescale>
     __device__ void raise(const float (&s)[C::kWarpTiles][C::kKeys / 8][4], float scale,
                           const Rescale& rescale) {

@@ -1,4 +1,4 @@
-// Split plan: divides query tiles' keys among CTAs if requests differ in length.
+// Split plan: divides the keys of query tiles among CTAs if requests differ in length.
 //
 // A CTA has at most `share` KV tiles, whatever request they belong to. With a smaller share, CTAs
 // end at more similar times, but dividing costs time. Each lane tries one share and predicts when
@@ -9,10 +9,10 @@
 
 namespace mla::sm80::prefill {
 
-// More cycles than a CTA takes for a KV tile. A CTA that has its SM for itself may be done that
-// much earlier than others, and has to wait for them.
+// This is more than the number of cycles that a CTA takes for a KV tile. A CTA that has its SM for
+// itself may be done that much earlier than others, and then has to wait for them.
 constexpr int64_t kCyclesOfKvTile = 10000;
-// Minimum number of KV tiles that are worth a CTA of many rows.
+// Minimum number of KV tiles for a CTA of many rows. Fewer are not worth a CTA.
 constexpr int kMinKvTiles = 2;
 
 // Numbers of a request's query tiles and KV tiles.
@@ -43,8 +43,8 @@ __device__ Lengths lengths_of(const KernelParams& p, int request) {
     return lengths;
 }
 
-// Predicted end of the last CTA, in units of a CTA's time for a KV tile. `work`: KV tiles of all
-// `ctas` CTAs, of which `divided` divide keys. `splits`: number of CTAs that divide the keys of a
+// Predicted end of the last CTA, in units of a CTA's time for a KV tile. All `ctas` CTAs together
+// have `work` KV tiles, and `divided` of these CTAs divide keys. `splits` CTAs divide the keys of a
 // tile of the longest request.
 __device__ inline float predicted_end(float share, float splits, float work, float ctas,
                                       float divided, float slots) {
@@ -56,8 +56,9 @@ __device__ inline float predicted_end(float share, float splits, float work, flo
     return divided > 0.f ? end + splits * of_split : end;
 }
 
-// Returns one over the best share. `own`: lengths of the request whose number is the lane's. Called
-// by whole warps. Not inlined: launches that do not need it would fetch its code, too.
+// Returns one over the best share. `own` has the lengths of the request whose number is the lane's.
+// Called by whole warps. It is not inlined, because launches that do not need it would fetch its
+// code, too.
 template <class C>
 __device__ __noinline__ float dividing_rate(const KernelParams& p, Lengths own) {
     const int lane = threadIdx.x & 31;
@@ -76,7 +77,7 @@ __device__ __noinline__ float dividing_rate(const KernelParams& p, Lengths own) 
     longest = __reduce_max_sync(~0u, unsigned(longest));
     work = __reduce_add_sync(~0u, work);
 
-    // Lane 0's share divides nothing, and every four lanes it halves.
+    // Lane 0's share divides nothing. The share halves with every four lanes.
     const auto rate_of = [&](int lane) { return exp2f(float(lane) * 0.25f) / float(longest); };
     const float rate = rate_of(lane), splits = rate * float(longest);
     int ctas = 0, divided = 0;
@@ -94,7 +95,7 @@ __device__ __noinline__ float dividing_rate(const KernelParams& p, Lengths own) 
     float end = predicted_end(share, splits, float(work) * heads, float(ctas) * heads,
                               float(divided) * heads, float(p.slots));
     if (lane == 0)
-        // Dividing has to promise 5%.
+        // Dividing has to promise an end that is 5% earlier.
         end *= 0.95f;
     else if (divided * heads > float(p.max_split_ctas) || share < kMinKvTiles)
         end = 1e9f;

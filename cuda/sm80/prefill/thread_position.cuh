@@ -6,8 +6,8 @@
 
 namespace mla::sm80::prefill {
 
-// Everything is computed anew at each use, so that it occupies no register in between: the compiler
-// takes each copy of the number for a different one.
+// Everything is computed anew at each use, so it occupies no register in between. The compiler
+// takes each copy of the thread's number for a different number.
 class ThreadPosition {
   public:
     __device__ ThreadPosition() : thread_(threadIdx.x) {}
@@ -26,9 +26,9 @@ class ThreadPosition {
         return thread() / 32 * C::kWarpRows;
     }
 
-    // Offsets of the row that this lane names to ldmatrix: in the queries, in the stage of keys and
-    // in that of values. For the queries, the caller reads the thread's number when it costs no
-    // time: kept between two uses, it would take a register.
+    // Offsets of the row that this lane names to ldmatrix: in the queries, in the stage of keys,
+    // and in the stage of values. For the queries, the caller reads the thread's number when that
+    // costs no time. The number would take a register if it were kept between two uses.
     template <class C>
     __device__ static int query_at(unsigned thread) {
         return C::QkRows::at(thread / 32 * C::kWarpRows + thread % 16, thread / 16 % 2);

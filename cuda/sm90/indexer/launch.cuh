@@ -13,7 +13,8 @@ struct Grid {
     int cluster = 1;  // CTAs of a cluster, along x
 };
 
-// The kernel calls griddepcontrol.wait before it reads or writes what other kernels do.
+// The kernel has to call griddepcontrol.wait before it reads what other kernels write, and before
+// it writes what they use.
 template <typename... Parameters, typename... Arguments>
 MlaStatus launch_early(const char* name, void (*kernel)(Parameters...), const Grid& grid,
                        void* stream, Arguments&&... arguments) {

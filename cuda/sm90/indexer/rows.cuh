@@ -28,12 +28,12 @@ inline int shift_of(int page_size) {
 
 struct Row {
     const int32_t* table;  // the request's pages
-    int seen;              // positions that it sees
+    int seen;              // number of positions that the row sees
     int length;            // length of the request
     int behind;            // query tokens of the request that come after this one
 };
 
-// Positions that a request's query token sees; `behind` query tokens come after it.
+// Number of positions that a query token sees if `behind` query tokens of its request follow it.
 __device__ __forceinline__ int seen_by(const Requests& p, int length, int behind) {
     return min(max(length - behind, 0), p.columns);
 }
@@ -72,8 +72,8 @@ __device__ __forceinline__ Row find_row(const Requests& p, int row, int lane) {
     return {p.block_table + request * p.block_table_stride, seen_by(p, len, behind), len, behind};
 }
 
-// The slot of a position; -1 if the block table has no page of the cache there. With kPower, page
-// sizes are powers of two and need no division.
+// The slot of a position, or -1 if the block table has no page of the cache there. With kPower, the
+// page size is a power of two, and no division is needed.
 template <bool kPower>
 __device__ __forceinline__ int slot_of(const Requests& p, const Row& row, int position) {
     const int column = kPower ? position >> p.page_shift : position / p.page_size;

@@ -1,5 +1,6 @@
-// Tile scheduler: equal ranges of the KV tiles of all requests, one request after the other: CTAs
-// end together whatever the lengths are. Every CTA reads all lengths, so requests must be few.
+// Tile scheduler that gives CTAs equal ranges of the KV tiles of all requests, one request after
+// the other. CTAs therefore end together, whatever the lengths are. Every CTA reads all lengths, so
+// requests must be few.
 #pragma once
 
 #include "../../ptx/lanes.cuh"
@@ -18,20 +19,20 @@ struct RequestRows {
     int last;    // the request's last row, which may be behind `rows`
     int length;  // length of the request
 
-    // `request` exists in the batch.
+    // `request` must exist in the batch.
     static __device__ __forceinline__ RequestRows of(const Requests& p, int request, int rows) {
         const int start = p.query_starts[request] - p.first_token;
         const int end = p.query_starts[request + 1] - p.first_token;
         return {max(start, 0), min(end, rows), end - 1, p.seq_lens[request]};
     }
 
-    // Positions that the last of up to `block` rows from `row` on sees, which is the maximum of
-    // these rows.
+    // Number of positions that the last of up to `block` rows from `row` on sees. None of these
+    // rows sees more.
     __device__ __forceinline__ int seen(const Requests& p, int row, int block) const {
         return seen_by(p, length, last - (min(row + block, end) - 1));
     }
 
-    // KV tiles of all blocks of `block` rows. The rows of a block share the tiles of what they see.
+    // Number of KV tiles of all blocks of `block` rows. The rows of a block share its KV tiles.
     __device__ __forceinline__ int tiles(const Requests& p, int block) const {
         int all = 0;
         for (int row = begin; row < end; row += block) all += tiles_for(seen(p, row, block));
@@ -57,8 +58,8 @@ __device__ __forceinline__ TileRange tile_range_of(const Requests& p, int rows, 
         last = request_of(p, p.first_token + rows - 1, lane);
     }
     int all = 0;
-    // The loads of several requests are issued before the first result is used: their lengths may
-    // be far away. The second pass finds them in a cache.
+    // The loads of several requests are issued before the first result is used, because their
+    // lengths may be in device memory. The second pass finds the lengths in a cache.
     constexpr int kAtOnce = 4;
     for (int base = first; base <= last; base += 32 * kAtOnce) {
         RequestRows of[kAtOnce];

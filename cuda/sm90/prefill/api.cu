@@ -1,5 +1,5 @@
-// The C interface of this kernel: checks every argument, describes the operands to TMA,
-// launches.
+// The C interface of this kernel. It checks every argument, describes the operands to TMA, and
+// launches the kernel.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -14,7 +14,8 @@ namespace {
 
 constexpr const char *kQueryBound = "max_query_len", *kKeyBound = "max_key_len";
 
-// Bound on the keys of a request, at least 1: no dimension of a tensor map is empty.
+// Bound on the keys of a request. It is at least 1, because no dimension of a tensor map may be
+// empty.
 int max_key_len(const MlaPrefillParams& p) { return p.max_key_len > 0 ? p.max_key_len : 1; }
 
 MlaStatus check_shape(const MlaPrefillParams& p) {
@@ -22,7 +23,7 @@ MlaStatus check_shape(const MlaPrefillParams& p) {
     if (p.requests < 1) return refuse("requests", p.requests, "at least 1");
     if (p.query_tokens < 0) return refuse("query_tokens", p.query_tokens, "at least 0");
     if (p.key_tokens < 0) return refuse("key_tokens", p.key_tokens, "at least 0");
-    // Rounded up to whole query tiles, it still fits an int.
+    // The length still fits an int when it is rounded up to whole query tiles.
     if (p.max_query_len < 0 || p.max_query_len > INT32_MAX - kQueries)
         return refuse("max_query_len", p.max_query_len, "0..=2147483519");
     if (p.max_key_len < 0) return refuse("max_key_len", p.max_key_len, "at least 0");
@@ -118,8 +119,7 @@ MlaStatus describe(EncodeTiled encode, int dtype, const Operand& o, CUtensorMap&
                                               : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     // Not negative: check_tensors() refuses larger bounds.
     const int64_t base = address(o.pointer) - int64_t(o.max_len) * o.token_stride * 2;
-    // TMA refuses a stride of 0, the stride of a rotary key that all heads share, even for one
-    // head.
+    // If all heads share a rotary key, its stride is 0. TMA refuses this stride, even for one head.
     const cuuint64_t head_bytes = cuuint64_t(o.head_stride ? o.head_stride : 8) * 2,
                      token_bytes = cuuint64_t(o.token_stride) * 2;
     const cuuint64_t sizes[4] = {cuuint64_t(o.columns), cuuint64_t(o.heads), cuuint64_t(o.max_len),
@@ -139,22 +139,22 @@ const void* columns_from(const void* p, int column) {
     return static_cast<const uint16_t*>(p) + column;
 }
 
-// Requests and heads of a block, whose tiles follow one another (scheduler.cuh).
+// Numbers of requests and heads in a block. The tiles of a block follow one another
+// (scheduler.cuh).
 struct L2Swizzle {
     int requests, heads;
 };
 
-// All requests, and the number of heads whose keys and values fill half of the L2 cache. Short
-// requests and causal attention have rules of their own.
+// A block has all requests, and a number of heads whose keys and values fill half of the L2 cache.
+// Short requests and causal attention have rules of their own.
 L2Swizzle l2_swizzle(const MlaPrefillParams& p, const DeviceFacts& facts) {
     const double head_bytes = 2.0 * p.key_tokens * (p.nope_dim + p.rope_dim + p.value_dim) + 1;
-    // Query tiles of the longest request and head, and the number of such requests that would have
-    // as many query rows as the batch.
+    // Number of query tiles of the longest request for each head, and number of requests of this
+    // length that would have the batch's number of query rows.
     const double tiles = (p.max_query_len + kQueries - 1) / kQueries,
                  longest_requests = (p.query_tokens + 1.0) / p.max_query_len;
-    // Bytes of keys and values of the heads that fit on the device with all of their tiles at the
-    // same time. Tiles that share keys are worth running together only if these bytes stay in the
-    // cache meanwhile.
+    // Bytes of the keys and values of all heads whose tiles run at the same time. Running tiles
+    // that share keys together pays only if these bytes stay in the cache meanwhile.
     const double at_once = facts.multiprocessors / tiles * head_bytes / p.requests;
     const bool is_shared = tiles > 1 && !p.causal,
                is_short = tiles <= 4 && !(is_shared && at_once > 0.5 * facts.l2_bytes);
@@ -164,13 +164,14 @@ L2Swizzle l2_swizzle(const MlaPrefillParams& p, const DeviceFacts& facts) {
         // L2. With few enough heads, all tiles run at the same time, and the load is even.
         wanted = facts.multiprocessors / tiles;
     } else if (p.causal && tiles > facts.multiprocessors / 4.0) {
-        // The longest launches are bound by power, and reads of device memory draw some of it: two
-        // heads, or more if all of their tiles run at the same time.
+        // The longest launches are limited by power, and reads of device memory draw power. A block
+        // therefore has two heads, or more if all of their tiles run at the same time.
         wanted = fmax(2.0, facts.multiprocessors / tiles);
     } else if (p.causal) {
-        // The number of heads with which eight tiles of one head run at the same time: each tile
-        // begins at other keys, and if more ran, they would read keys too far apart for L2 to hold.
-        // More than eight heads only if the keys of all of them are at most 1.5 times L2.
+        // Number of heads with which eight tiles of one head run at the same time. Each tile begins
+        // at other keys. If more tiles ran, the keys that they read would be too far apart for L2
+        // to hold. A block has more than eight heads only if the keys of all of them take at most
+        // 1.5 times L2.
         const double spread = facts.multiprocessors / 8.0 / longest_requests;
         wanted = fmax(wanted, fmin(spread, fmax(8.0, 1.5 * facts.l2_bytes / head_bytes)));
     }
@@ -178,8 +179,8 @@ L2Swizzle l2_swizzle(const MlaPrefillParams& p, const DeviceFacts& facts) {
               blocks = (p.heads + max_heads - 1) / max_heads;
     const int heads = (p.heads + blocks - 1) / blocks;
     if (!is_short) return {p.requests, heads};
-    // Neighbouring heads lie side by side in memory, and requests far apart: take no more requests
-    // than keep all CTAs busy.
+    // Neighbouring heads lie side by side in memory, but requests lie far apart. A block therefore
+    // has no more requests than keep all CTAs busy.
     const double request_tiles = tiles * longest_requests / p.requests * heads;
     return {int(fmin(fmax(round(facts.multiprocessors / request_tiles), 1.0), p.requests)), heads};
 }
@@ -246,7 +247,7 @@ KernelParams kernel_params(const MlaPrefillParams& p, const DeviceFacts& facts,
     k.max_query_len = p.max_query_len;
     k.max_key_len = max_key_len(p);
     k.causal = p.causal != 0;
-    // The lanes of one warp verify it with a few loads while the first tile is loaded.
+    // The lanes of one warp verify this with a few loads while the first tile is loaded.
     k.uniform = host_says_uniform(p) && p.requests < 256;
     const int64_t tiles = int64_t(p.requests) * k.max_request_tiles * p.heads;
     k.single_wave = k.uniform && tiles <= facts.multiprocessors;
@@ -322,7 +323,8 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     if (tiles > INT32_MAX - facts.multiprocessors)
         return refuse("query_tokens", p.query_tokens,
                       "fewer than 2^31 tiles of 128 rows over all requests and heads");
-    // One CTA for each item if items are fewer than SMs; no item has less than one KV tile.
+    // Each item has at least one KV tile, so `items` is the maximum number of items. If items are
+    // fewer than SMs, one CTA for each suffices.
     const int64_t items = tiles * ceil_div(k.max_key_len, Config::kKeys);
     k.ctas = int(items < facts.multiprocessors ? items : facts.multiprocessors);
     const Launch l{k.ctas, stream};

@@ -18,25 +18,25 @@ constexpr int kRows = 64;
 constexpr int kQueries = kConsumers * kRows, kQueriesLog2 = 7;
 static_assert(kQueries == 1 << kQueriesLog2);
 constexpr int kThreads = 128 * (kConsumers + 1);
-// Warps of the first warpgroup with a role.
+// The warps of the first warpgroup, by role.
 constexpr int kKeyWarp = 0, kSetupWarp = 1, kQueryWarp = 2, kSchedulerWarp = 3;
 constexpr int kPanel = 64;
 constexpr int kStages = 2;
-// Tiles that are published and not yet finished: one that is being computed and one that is being
-// loaded.
+// Number of tiles that are published and not yet finished: one is being computed, the other is
+// being loaded.
 constexpr int kWorkStages = 2;
-// A CTA claims its next tile when it loads this KV tile of the current one: late, since a CTA that
-// claims early may be overtaken by others and end after all of them; but early enough to know the
-// tile before it can be loaded.
+// A CTA claims its next tile when it loads this KV tile of the current one. A CTA that claims too
+// early may be overtaken by others, and then ends after all of them. A CTA that claims too late
+// does not know the tile when it could load it.
 constexpr int kClaimKvTile = 3;
 // Query rows of a warp; each warp stores its rows by itself.
 constexpr int kWarpRows = 16;
 constexpr int kConsumerWarps = kQueries / kWarpRows;
-// Slots for partial results in the workspace, for each SM; each split takes one.
+// Number of slots for partial results in the workspace, for each SM. Each split takes one.
 constexpr int kSlotsPerSm = 3;
-// Named barriers: for the warps of all consumers; at the start, one for all warps but the
-// scheduler, and one for the scheduler and the warp that initialises the mbarriers. 0 is
-// __syncthreads'.
+// Named barriers. `mma_order` and `combine` are for the warps of all consumers. At the start,
+// `start` is for all warps but the scheduler, and `setup` for the scheduler and the warp that
+// initialises the mbarriers. __syncthreads uses barrier 0.
 enum class BarrierId : int {
     mma_order = 1,                     // one for each consumer
     combine = mma_order + kConsumers,  // for combining
@@ -60,7 +60,7 @@ constexpr int kMaxSplits = 128;
 // A chunk: keys of a KV tile that a warp masks or leaves out together. A thread holds scores of
 // them octet by octet.
 constexpr int kChunkOctets = 4, kChunkKeys = 8 * kChunkOctets;
-// `splits_keys`: true if the keys of a query tile may be divided into splits. A kernel that never
+// `splits_keys` is true if the keys of a query tile may be divided into splits. A kernel that never
 // does so is shorter, and its consumers have registers to spare.
 template <typename Element_, int nope_, int rope_, int value_, int keys_, bool splits_keys = true>
 struct Config {
@@ -95,18 +95,19 @@ struct Config {
     static constexpr int kOutPanelBytes = kWarpRows * kPanel * 2;
 };
 
-// Work that the scheduler publishes: first query tiles, or splits of them, to compute, and an end
-// mark; then, if query tiles have splits, shares of their combine, and an end mark again.
+// Work that the scheduler publishes. First come query tiles to compute, or splits of them, and then
+// an end mark. If query tiles have splits, shares of their combine follow, and then another end
+// mark.
 struct alignas(16) WorkTile {
-    // Slots of partial results in the workspace: the first one of this query tile in the lower
-    // half, this split's in the upper one; -1 without partial results. Packed into one register,
-    // because registers are scarce.
+    // Slots of partial results in the workspace. The lower half is the first slot of this query
+    // tile, and the upper half is this split's slot. Both are -1 without partial results. They
+    // share one register, because registers are scarce.
     int slots;
     int head;
     int query;  // first query row of the tile within its request
     int query_start, query_len;
-    // Keys from the split's first one to the request's last one, and the key row behind the latter.
-    // In a combine, key_len is the number of splits.
+    // Number of keys from the split's first one to the request's last one, and the row behind the
+    // request's last key. In a combine, key_len is the number of splits.
     int key_len, key_end;
     int kv_tiles;  // KV tiles to go through
 
@@ -122,7 +123,7 @@ struct alignas(16) WorkTile {
         return work;
     }
 
-    // The same KV tiles, but no row of them is stored.
+    // Returns the same work, but without output rows to store.
     __device__ WorkTile without_rows() const {
         WorkTile work = *this;
         work.slots = pack(-1, -1);
@@ -130,13 +131,15 @@ struct alignas(16) WorkTile {
         return work;
     }
 
-    // A tile to compute; a share of a combine; the mark behind which nothing comes.
+    // True for a tile to compute, for a share of a combine, and for the last mark, behind which no
+    // work comes.
     __device__ bool computes() const { return kv_tiles > 0; }
     __device__ bool combines() const { return kv_tiles == 0 && first_slot() >= 0; }
     __device__ bool is_end() const { return kv_tiles == 0 && slot() < 0; }
 };
 
-// First row, within the batch, of a warp's rows whose output has a NaN (repair.cuh).
+// Names the rows of a warp by the first one's place in the batch. Their output has a NaN
+// (repair.cuh).
 struct ContaminatedRows {
     int token, head;
 };
@@ -153,10 +156,10 @@ struct Shared {
     alignas(8) uint64_t key_full[kStages], key_empty[kStages];
     alignas(8) uint64_t value_full[kStages], value_empty[kStages];
     alignas(8) uint64_t work_full[kWorkStages], work_empty[kWorkStages], work_wanted;
-    alignas(8) uint64_t expected;  // one phase, of `first`
+    alignas(8) uint64_t expected;  // one phase: `first` has been written
     alignas(8) uint64_t idle;      // never completes a phase; see hold()
     WorkTile work[kWorkStages];
-    // The tile that number 0 is expected to be, for the producers.
+    // The first tile as the host's numbers say it is. The producers load it before it is published.
     WorkTile first;
     int contaminated[kConsumerWarps];  // number of entries that each consumer warp has noted
 };

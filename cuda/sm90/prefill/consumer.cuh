@@ -26,8 +26,8 @@ struct Consumer {
     // from tile to tile, as in Producer::load_queries.
     int half = warpgroup;
 
-    // A number that is the same in all lanes. The shuffle tells the compiler so, which then keeps
-    // what depends on it in uniform registers.
+    // Returns a number that is the same in all lanes. The shuffle tells the compiler so. The
+    // compiler then keeps what depends on the number in uniform registers.
     __device__ __forceinline__ static int same(int number) { return __shfl_sync(~0u, number, 0); }
 
     __device__ int row_in_tile() const {
@@ -46,11 +46,11 @@ struct Consumer {
         for (int i = 0; i < Config::kKeySteps * 4; i++) ptx::wgmma_settle(weights[i / 4][i % 4]);
     }
 
-    // Returns at once, but depends on `sum`, which is never negative. The exponentials belong
-    // before the wait for the MMAs that hide them; ptxas would sink them behind it, but not across
-    // a loop that needs their sum. Nothing ever arrives at `idle`. A barrier in use would not do: a
-    // warp may come here long after another warp of its warpgroup has released the stage that it
-    // read.
+    // Returns at once, but depends on `sum`, which is never negative. The exponentials have to come
+    // before the wait for the MMAs that hide them. ptxas would move them behind that wait, but not
+    // across a loop that needs their sum. Nothing ever arrives at `idle`. A barrier in use would
+    // not serve here: a warp may come long after another warp of its warpgroup has released the
+    // stage that it read.
     __device__ __forceinline__ void hold(float sum) const {
         ptx::mbarrier_wait(ptx::shared_address(&shared.idle), 1 ^ uint32_t(sum < 0.f));
     }
@@ -72,16 +72,16 @@ struct Consumer {
                         : work.key_len;
     }
 
-    // Number of leading chunks of a KV tile that have keys which a row of this warp sees; the same
-    // in all lanes.
+    // Number of leading chunks of a KV tile with keys that any row of this warp sees. The result is
+    // the same in all lanes.
     __device__ __forceinline__ int chunks_seen(const WorkTile& work, int kv_tile) const {
         const int last = work.query + half * kRows + thread / 32 * kWarpRows + kWarpRows - 1;
         return (same(max(visible_keys(work, last) - kv_tile * Config::kKeys, 0)) + kChunkKeys - 1) /
                kChunkKeys;
     }
 
-    // Masks the keys that a row must not see in the first `chunks` chunks of a KV tile. Most warps
-    // have keys to mask in few of these chunks.
+    // Masks the keys that a row must not see, in the first `chunks` chunks of a KV tile. Most warps
+    // have to mask keys in few of these chunks.
     __device__ __forceinline__ void mask(float (&scores)[Config::kKeys / 2], const WorkTile& work,
                                          int kv_tile, int chunks) const {
         const int query = work.query + row_in_tile(), before = kv_tile * Config::kKeys;
@@ -116,8 +116,8 @@ struct Consumer {
         ptx::wgmma_commit_group();
     }
 
-    // Enqueues the MMAs for the output of the current KV tile. Corrects the output so far only now,
-    // while the scores are in flight, where it costs nothing.
+    // Enqueues the MMAs for the output of the current KV tile. Corrects the output so far only now:
+    // while the scores are in flight, the correction costs nothing.
     __device__ __forceinline__ void begin_output(Rows<Config>& rows, bool first) const {
         if (!first) rows.rescale();
         settle(rows.weights);
@@ -139,7 +139,8 @@ struct Consumer {
         arrive_mma_order();
     }
 
-    // Releases the key stage, and after the tile's last KV tile, number 0, the query rows.
+    // Releases the key stage. After KV tile 0, which is the tile's last one, releases the query
+    // rows, too.
     __device__ __forceinline__ void release_scores(int kv_tile) {
         release(shared.key_empty[key.stage]);
         if (kv_tile == 0) release(shared.query_empty[warpgroup]);
@@ -153,9 +154,9 @@ struct Consumer {
         value.advance();
     }
 
-    // Ends a step: computes the softmax of the scores in flight, up to the weights, while the
-    // output MMAs run that were enqueued after them. For a tile's first KV tile, leaves out the
-    // chunks that no row of the warp sees.
+    // Ends a step. Computes the softmax of the scores in flight, up to the weights. The output MMAs
+    // that were enqueued after these scores run meanwhile. In a tile's first KV tile, leaves out
+    // the chunks that no row of the warp sees.
     template <bool first>
     __device__ __forceinline__ void end_step(float (&scores)[Config::kKeys / 2],
                                              const WorkTile& work, int kv_tile, int unmasked,
@@ -171,8 +172,8 @@ struct Consumer {
         rows.round(scores);
     }
 
-    // The same for a KV tile that every row sees whole. Releases the key stage only after the
-    // softmax: if a score lies so far above the reference that its weight overflows, each warp
+    // Ends a step whose KV tile every row sees whole. Releases the key stage only after the
+    // softmax. If a score lies so far above the reference that its weight overflows, each warp
     // computes its scores once more from the keys.
     __device__ __forceinline__ void end_step_unmasked(float (&scores)[Config::kKeys / 2],
                                                       Rows<Config>& rows) {
@@ -190,15 +191,16 @@ struct Consumer {
         rows.round(scores);
     }
 
-    // State that the store of a tile needs beside its output; a copy, since the next tile's softmax
-    // comes before the store.
+    // State that the store of a tile needs besides its output. It is a copy, because the next
+    // tile's softmax comes before the store.
     struct Finished {
         int slots;  // as in WorkTile
         int head, query, query_start, query_len;
         float reference[2], sum[2];
     };
 
-    // Describes a tile whose last weights have been computed, and releases its description.
+    // Copies what the store of a tile needs, after the tile's last weights. Releases the tile's
+    // description.
     __device__ __forceinline__ Finished finish(const WorkTile& work, int number,
                                                const Rows<Config>& rows) const {
         release(shared.work_empty[PipelineState<kWorkStages>(number).stage]);
@@ -246,8 +248,8 @@ struct Consumer {
         if (lane == 0) p.arrivals(finished.slots & 0xffff).arrive();
     }
 
-    // Writes one panel of columns after the other: rounds it into shared memory, from where TMA
-    // stores it. TMA leaves out rows behind the end of the request.
+    // Writes one panel of columns after the other. Each panel is rounded into shared memory, and
+    // TMA stores it from there. TMA leaves out rows behind the end of the request.
     __device__ __forceinline__ void store_out(const Finished& finished, const Rows<Config>& rows,
                                               const float (&sum)[2]) const {
         const int warp = thread / 32, lane = thread % 32;
@@ -311,10 +313,10 @@ struct Consumer {
         return {p, shared.contaminated, warp};
     }
 
-    // Reads a tile's description, which stays in shared memory, because the MMAs need the registers
+    // Reads a tile's description. It stays in shared memory, because the MMAs need the registers
     // that it would take. Only the first lane, which later releases the description, reads it. The
-    // shuffles tell the compiler that all lanes have the same values, so that it uses uniform
-    // registers.
+    // shuffles tell the compiler that all lanes have the same values. The compiler then uses
+    // uniform registers.
     __device__ __forceinline__ WorkTile work_at(int number) const {
         const uint32_t address =
             ptx::shared_address(&shared.work[PipelineState<kWorkStages>(number).stage]);
@@ -341,13 +343,13 @@ struct Consumer {
         ptx::mbarrier_wait(ptx::shared_address(&shared.work_full[at.stage]), at.phase);
     }
 
-    // Inlined: MMAs do not stay in flight across a call.
+    // This is inlined, because MMAs do not stay in flight across a call.
     __device__ __forceinline__ void run() {
         if (thread % 32 == 0) contaminated_list().clear();
         if (warpgroup == kConsumers - 1) arrive_mma_order();
         int number = attend();
-        // Hides the thread's number from the compiler, which would otherwise compute what depends
-        // on it before attend(), and keep that in registers.
+        // Hides the thread's number from the compiler. Otherwise, values that depend on it would be
+        // computed before attend(), and kept in registers.
         int of_consumers = threadIdx.x - 128;
         asm volatile("" : "+r"(of_consumers));
         const int warp = of_consumers / 32, lane = of_consumers % 32;
@@ -362,13 +364,14 @@ struct Consumer {
                         &shared.work_empty[PipelineState<kWorkStages>(number).stage]));
             };
             if (Config::kSplitsKeys && work.combines()) {
-                // Combine takes over the buffers of queries, keys and values. Behind this barrier,
-                // neither these nor the previous combine's operands are still being read.
+                // Combine reuses the buffers of queries, keys and values. After this barrier, no
+                // warp still reads these, or the previous combine's operands.
                 CombineBarrier::sync();
                 const uint32_t staged =
                     ptx::shared_address(shared.query) + warp * Combine<Config>::kBytes;
-                // Releases the description after the last read of the counters `arrived`: a CTA
-                // leaves, and the last one clears them, as soon as all descriptions are released.
+                // The description is released after the last read of the counters `arrived`. A CTA
+                // leaves as soon as all of its descriptions are released, and the last CTA to leave
+                // clears the counters.
                 Combine<Config>{p, work, lane, staged}.run(
                     work.key_len, work.slot() - work.first_slot(), warp, release_work);
             } else {
@@ -380,10 +383,10 @@ struct Consumer {
         Repair<Config>{p, lane}.repair_all(contaminated_list());
     }
 
-    // Computes all tiles; returns the number of the first description that is not a tile to
-    // compute. The pipeline does not drain between tiles: the first scores of a tile are in flight
-    // together with the last output of the previous tile, and that output is stored after the
-    // second scores have been enqueued.
+    // Computes all tiles. Returns the number of the first description that is not a tile to
+    // compute. The pipeline does not drain between tiles. The first scores of a tile are in flight
+    // together with the last output of the previous tile. That output is stored after the second
+    // scores have been enqueued.
     __device__ __forceinline__ int attend() {
         wait_for_work(0);
         WorkTile work = work_at(0);
@@ -416,8 +419,8 @@ struct Consumer {
                     begin_scores(scores);
                     arrive_mma_order();
                     if (number > 0) store(before, rows);
-                    // Out of the consumers' order, in which this would come late: the other
-                    // consumer's softmax of its first KV tile takes long.
+                    // This does not wait for the consumers' order. It would come late in that
+                    // order, because the other consumer's softmax of its first KV tile takes long.
                     begin_output(rows, true);
                     end_step<false>(scores, work, kv_tiles - 2, unmasked, rows);
                 }
@@ -427,8 +430,8 @@ struct Consumer {
                         begin_step(scores, rows);
                         end_step_unmasked(scores, rows);
                     }
-                    // The last KV tile releases its keys and the query rows before its softmax, for
-                    // the next tile.
+                    // Before the softmax of the last KV tile, its keys and the query rows are
+                    // released, so that the next tile can be loaded.
                     float scores[Config::kKeys / 2];
                     begin_step(scores, rows);
                     end_step<false>(scores, work, kv_tile, unmasked, rows);

@@ -1,11 +1,11 @@
 // Expanded attention of query rows to keys and values per head, on sm_90a.
 //
-// One persistent CTA per SM, with three warpgroups. In the first one, two producer threads load
-// tiles with TMA, and the scheduler warp finds the next tile. The other two warpgroups are
-// consumers, of 64 query rows each, whose pipelines do not drain between tiles. A consumer has the
+// There is one persistent CTA per SM, with three warpgroups. In the first one, two producer threads
+// load tiles with TMA, and the scheduler warp finds the next tile. The other two warpgroups are
+// consumers of 64 query rows each. Their pipelines do not drain between tiles. A consumer has the
 // upper rows of one tile and the lower rows of the next, since under causal masking the upper ones
-// have less to do. For tile a of three KV tiles, then tile b (K, V and Q are loads, S scores, O
-// outputs):
+// have less to do. The drawing shows tile a, which has three KV tiles, and the beginning of tile b.
+// K, V and Q are loads, S are scores, and O are outputs:
 //
 //     scheduler        claims b ...                     claims c ...
 //     producers    Ka2 Ka1 Va2 Ka0 Va1 Va0 | Kb2 Kb1 Vb2 ...
@@ -13,15 +13,14 @@
 //     consumer 0   Sa2 |  Sa1, softmax a2  |  Sa0, Oa2, softmax a1  |  Sb2, Oa1, softmax a0  |  ...
 //     consumer 1      the same, half a step later
 //
-// In each step, a consumer enqueues the scores of a KV tile and the output of the previous one.
-// While the tensor cores work on that output and on the other consumer's MMAs, it computes the
-// softmax of the scores. Between the two consumers, named barriers let one enqueue its MMAs while
-// the other computes exponentials. KV tiles are taken from the last to the first, so that those
-// that need a mask come first; in the first of them, a warp leaves out the chunks that none of its
-// rows sees. A tile's output is stored through shared memory, after the second scores of the next
-// tile.
+// In each step, a consumer enqueues the scores of a KV tile and the output of the previous one. It
+// computes the softmax of the scores while the tensor cores work on that output and on the other
+// consumer's MMAs. Named barriers let one consumer enqueue its MMAs while the other computes
+// exponentials. KV tiles are taken from the last to the first, so those that need a mask come
+// first. In the first of them, a warp leaves out the chunks that none of its rows sees. A tile's
+// output is stored through shared memory, after the second scores of the next tile.
 //
-// mbarriers, each with one phase per use of what it guards:
+// The mbarriers have one phase for each use of the data that they guard:
 //
 //     query_full[c], query_empty[c]    the rows of consumer c, upper or lower; released after the
 //                                      tile's last scores
@@ -34,8 +33,8 @@
 //     work_wanted                      lets the scheduler claim the next tile, near the end of the
 //                                      last one published
 //
-// Each warp of a consumer releases for itself, and only what it has waited for itself. If a barrier
-// advanced while a warp has yet to wait for it, the warp would miss a phase, and the parity that it
+// Each warp of a consumer releases for itself, and only stages that it has waited for itself. If a
+// barrier advanced before a warp had waited for it, the warp would miss a phase. The parity that it
 // then waits for might never come.
 #pragma once
 
@@ -76,7 +75,7 @@ template <typename Config>
 __global__ void __launch_bounds__(kThreads, 1)
     prefill_kernel(const __grid_constant__ KernelParams p, const __grid_constant__ Maps maps) {
     extern __shared__ uint8_t memory[];
-    // The 128-byte swizzle of panels is relative to multiples of 1024 bytes.
+    // The 128-byte swizzle of panels is relative to addresses that are multiples of 1024 bytes.
     auto& shared = *reinterpret_cast<Shared<Config>*>((reinterpret_cast<uintptr_t>(memory) + 1023) &
                                                       ~uintptr_t(1023));
     const int warpgroup = threadIdx.x / 128;

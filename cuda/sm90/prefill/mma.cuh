@@ -10,8 +10,8 @@
 
 namespace mla::sm90::prefill {
 
-// An address that is the same in all lanes. The shuffle tells the compiler so, which then keeps the
-// descriptors made from it in uniform registers.
+// Returns an address that is the same in all lanes. The shuffle tells the compiler so. The compiler
+// then keeps the descriptors made from the address in uniform registers.
 __device__ __forceinline__ uint32_t warp_uniform(uint32_t address) {
     return __shfl_sync(~0u, address, 0);
 }
@@ -32,7 +32,8 @@ __device__ __forceinline__ void multiply_query_key(float (&scores)[Config::kKeys
     }
 }
 
-// The same for the 16 rows of one warp, without the warpgroup's other warps; slower.
+// Computes the scores of the 16 rows of one warp, without the warpgroup's other warps. This is
+// slower.
 template <typename Config>
 __device__ __forceinline__ void multiply_query_key_by_warp(float (&scores)[Config::kKeys / 2],
                                                            uint32_t query, uint32_t key,

@@ -10,8 +10,8 @@
 
 namespace mla::sm90::prefill {
 
-// Two threads load what the published tiles need: one the query rows, whose buffers become free
-// late and are needed soon; the other keys and values, in the order of their use.
+// Two threads load the data of the published tiles. One loads query rows, whose buffers become free
+// late and are needed soon. The other loads keys and values in the order of their use.
 template <typename Config>
 struct Producer {
     const KernelParams& p;
@@ -39,7 +39,7 @@ struct Producer {
             const PipelineState<kWorkStages> at(number);
             int tile = number;
             // Hides the number from the compiler, which would write separate code for the first
-            // tile; code that runs for the first time waits for its instructions. The kernel that
+            // tile. Code that runs for the first time waits for its instructions. The kernel that
             // splits keys has no registers to spare for this.
             if constexpr (!Config::kSplitsKeys) asm volatile("" : "+r"(tile));
             const WorkTile work = tile == 0 && expects() ? shared.first : published(at);
@@ -55,7 +55,7 @@ struct Producer {
                                   head, row, end);
     }
 
-    // Prefetches tensor maps, which are in device memory, too; called before the start barrier.
+    // Prefetches tensor maps, because they are in device memory. Called before the start barrier.
     __device__ static void prefetch(std::initializer_list<const CUtensorMap*> tensors) {
         for (const CUtensorMap* map : tensors) ptx::prefetch_tensormap(map);
     }
@@ -65,15 +65,16 @@ struct Producer {
             for (int consumer = 0; consumer < kConsumers; consumer++) {
                 ptx::mbarrier_wait(ptx::shared_address(&shared.query_empty[consumer]),
                                    (number & 1) ^ 1);
-                // Consumers change halves with each tile.
+                // The consumers swap halves with each tile.
                 load_query(work, consumer, consumer ^ (number & 1));
             }
         });
     }
 
     __device__ void load_query(const WorkTile& work, int consumer, int half) const {
-        // No box may lie wholly behind the last row: with bounds far apart the copy engine faults
-        // on it. Rows that do not exist are computed from arbitrary data, and not stored.
+        // No box may lie wholly behind the last row: if the bounds are far apart, the copy engine
+        // faults on such a box. Rows that do not exist are computed from arbitrary data, and are
+        // not stored.
         const int query = min(work.query + half * kRows, work.query_len - 1);
         const int row = query + p.max_query_len - work.query_len,
                   end = work.query_start + work.query_len;

@@ -3,10 +3,10 @@
 // Under causal attention, the last KV tiles of a query tile have keys that some of its rows do not
 // see. The weights of these keys are 0, but 0 times NaN or infinity is NaN. One value that is not
 // finite therefore contaminates its column in all rows. A search for such values would cost time in
-// every launch. Instead, each consumer warp checks what it stores, which takes a few instructions,
-// and notes tiles with a NaN. When it has no other work, it checks if masked values are the reason,
-// and if so computes these rows and columns again, key by key. This is slow, and happens only for
-// broken inputs.
+// every launch. Instead, each consumer warp checks the output that it stores, which takes a few
+// instructions, and notes tiles with a NaN. When it has no other work, it checks if masked values
+// are the reason. If so, it computes these rows and columns again, key by key. This is slow, but
+// happens only for broken inputs.
 #pragma once
 
 #include "../../common/finite.cuh"
@@ -28,14 +28,14 @@ struct ContaminatedList {
         : entries(p.contaminated + (blockIdx.x * kConsumerWarps + warp) * kMaxContaminated),
           count(counts + warp) {}
 
-    // Called by one lane, always the same. Rows for which the list has no room stay NaN.
+    // One lane calls these, always the same one. If the list has no room for rows, these stay NaN.
     __device__ void clear() const { *count = 0; }
     __device__ void add(const ContaminatedRows& rows) const {
         if (*count < kMaxContaminated) entries[(*count)++] = rows;
     }
 };
 
-// Called by a whole warp, when its stores are done.
+// A whole warp calls this when its stores are done.
 template <typename Config>
 struct Repair {
     const KernelParams& p;
@@ -91,8 +91,8 @@ struct Repair {
     }
 
     __device__ void repair(const Rows& rows, const RequestKeys& at) const {
-        // For each of the two columns, the last key with a value that is not finite, among the keys
-        // that may be masked.
+        // For each of the two columns: the last key that may be masked and whose value is not
+        // finite.
         int2 last = {-1, -1};
         const int end = min(at.key_len, at.sees(0) + kQueries + Config::kKeys);
 #pragma unroll 8
@@ -158,7 +158,8 @@ struct Repair {
                     out.y = fmaf(of_key, values.y, out.y);
                 }
             }
-            // Outputs that are not finite stay so: stops when the warp has no others.
+            // An output that is not finite stays so. The loop ends when the warp has no other
+            // outputs.
             if (!__any_sync(~0u, at.column < rows.columns &&
                                      (fabsf(out.x) < INFINITY || fabsf(out.y) < INFINITY)))
                 break;

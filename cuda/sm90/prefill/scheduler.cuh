@@ -1,22 +1,22 @@
-// Tile scheduler of query tiles whose keys are not split: longest processing time first, with an L2
-// swizzle.
+// Tile scheduler of query tiles whose keys are not split. Its order is longest processing time
+// first, with an L2 swizzle.
 //
-// A query tile has 128 query rows of a request and a head; tiles of a request are numbered from its
-// first rows on. Under causal attention the cost of a tile grows with its number, so tiles are
-// handed out from the highest number in any request down to 0. The rest of the cost is the context,
-// which is all that tile 0 sees. Requests are therefore put into buckets by the number of KV tiles
-// that their tile 0 sees, rounded up to a power of two. This approximates longest processing time
-// first: the longest tiles come first and the last ones are short, whatever the mix of lengths.
-// Requests with less than a small share of a CTA's work stay in their own order: it matters little
-// when they come, and among longer tiles the loads and stores of a short one are hidden. A counter
-// hands tiles out, because CTAs run at different speeds.
+// A query tile has 128 query rows of a request and a head. The tiles of a request are numbered from
+// its first rows on. Under causal attention, the cost of a tile grows with its number. Tiles are
+// therefore handed out from the highest number in any request down to 0. The rest of a tile's cost
+// is that of the context, and tile 0 sees nothing but the context. Requests are therefore put into
+// buckets by the number of KV tiles that their tile 0 sees, rounded up to a power of two. This
+// approximates longest processing time first: the longest tiles come first and the last ones are
+// short, whatever the mix of lengths. Requests with less than a small share of a CTA's work stay in
+// their own order. It matters little when they come, and among longer tiles the loads and stores of
+// a short one are hidden. A counter hands tiles out, because CTAs run at different speeds.
 //
 // If all heads ran at once, the keys of all heads would be read between two tiles of one head. The
-// L2 swizzle takes heads in blocks, small enough that a block's keys stay in the L2 cache from tile
-// to tile, or that several tiles of a head run at the same time. Short requests, too, are taken in
-// blocks of a few, so that what runs at the same time lies close together in memory; in other
-// batches one block holds all requests. The host chooses the sizes of both blocks (`l2_swizzle` in
-// api.cu):
+// L2 swizzle therefore takes heads in blocks. A block is so small that its keys stay in the L2
+// cache from tile to tile, or that several tiles of a head run at the same time. Short requests are
+// taken in blocks of a few, too. The tiles that run at the same time then lie close together in
+// memory. In other batches, one block holds all requests. The host chooses the sizes of both blocks
+// (`l2_swizzle` in api.cu):
 //
 //     for bucket from high to low:
 //         for block of its requests:
@@ -25,9 +25,9 @@
 //                     for request with that tile:
 //                         for head in block
 //
-// All of this is computed from the lengths on the device by one warp, or by a thread on the host.
-// It claims tiles in this order, so it advances with them: from each run of tile numbers that the
-// same requests reach to the next lower run.
+// All of this is computed from the lengths, by one warp on the device or by one thread on the host.
+// The scheduler claims tiles in this order and advances with them. Each step goes from a run of
+// tile numbers that the same requests reach to the next lower run.
 #pragma once
 
 #include "../../common/lanes.cuh"
@@ -47,7 +47,7 @@ __host__ __device__ inline WorkItem whole(const KernelParams& p, WorkItem item, 
     return item;
 }
 
-// The tile at `index` if every request is as long as the bounds: no length is read.
+// Finds the tile at `index` if every request is as long as the bounds. No length is read.
 template <int keys>
 __device__ __forceinline__ WorkItem find_uniform(const KernelParams& p, int index) {
     WorkItem item = {};
@@ -85,17 +85,18 @@ __host__ __device__ inline int bits_of(int x) {
 template <int keys>
 struct TileScheduler {
     const KernelParams& p;
-    // Buckets, as bit widths: the current one; the highest one below it among the requests seen so
-    // far; and the lowest one, which holds all shorter requests, too.
+    // Buckets, as bit widths. `bucket` is the current one. `below` is the highest one below it
+    // among the requests seen so far. `lowest` is the lowest one, which holds all shorter requests,
+    // too.
     int bucket = kMaxBits, below = -1, lowest = 0;
-    // Requests of that bucket among WarpBitset::kMax from `chunk` on. The current block of requests
-    // is the range `first` to `end` of them; `start` tiles come before it, and a head has
-    // `per_head` tiles in it.
+    // Requests of that bucket among the WarpBitset::kMax requests from `chunk` on. The current
+    // block of requests is the range `first` to `end` of them. `start` tiles come before the block,
+    // and each head has `per_head` tiles in it.
     WarpBitset in_bucket;
     int chunk = 0, first = 0, end = 0, start = 0, per_head = 0;
-    // The current block of heads within the block of requests, and the current run of tile numbers
-    // within it, from `top` down to `bottom`: `requests` requests have a tile of each of these
-    // numbers, and a head has `before` tiles of higher numbers.
+    // `head_block` is the current block of heads within the block of requests. The current run of
+    // tile numbers goes from `top` down to `bottom`. `requests` requests have a tile of each of
+    // these numbers, and a head has `before` tiles of higher numbers.
     int head_block = -1, top = 0, bottom = 0, requests = 0, before = 0;
 
     __host__ __device__ explicit TileScheduler(const KernelParams& params) : p(params) {}
@@ -142,9 +143,11 @@ struct TileScheduler {
         return tiles < p.max_request_tiles ? tiles : p.max_request_tiles;
     }
 
-    // KV tiles that the first query tile sees; -1 without tiles, or if there is no such request.
+    // Number of KV tiles that the request's first query tile sees. -1 if the request has no tiles,
+    // or if there is no such request.
     __host__ __device__ int first_kv_tiles(int request) const {
-        // Reads in any case, so that the loads for several requests do not wait for one another.
+        // The lengths are read in any case, so that the loads for several requests do not wait for
+        // one another.
         const int existing = request < p.requests ? request : 0;
         const int query_len = p.cu_q[existing + 1] - p.cu_q[existing];
         const int key_len = p.cu_k[existing + 1] - p.cu_k[existing];
@@ -225,7 +228,7 @@ struct TileScheduler {
         per_head = Lanes::sum(tiles);
     }
 
-    // Enters the run of tile numbers that begins with `highest`. It ends above the first number
+    // Enters the run of tile numbers that begins with `highest`. The run ends above the next number
     // that one more request reaches.
     __host__ __device__ void enter(int highest) {
         top = highest;
@@ -247,9 +250,9 @@ struct TileScheduler {
         requests = Lanes::sum(reach);
     }
 
-    // Index, from `chunk` on, of the n-th request of the block, from 0 on, that has the tile.
+    // Index, from `chunk` on, of the n-th request of the block that has the tile. n counts from 0.
     __host__ __device__ int nth_with(int tile, int n) const {
-        // With a single tile, all requests of a bucket have it.
+        // If the longest request has a single tile, all requests of a bucket have that tile.
         if (p.max_request_tiles == 1) return in_bucket.at(first + n);
 #pragma unroll 1
         for (int block = in_bucket.block_of(first);; block += Lanes::kCount) {

@@ -10,8 +10,8 @@
 
 namespace mla::sm90::prefill {
 
-// Prefetches the lengths from request `from` on, which are usually in device memory; one lane for
-// each 128 bytes.
+// Prefetches the lengths from request `from` on, which are usually in device memory. One lane
+// prefetches 128 bytes.
 __device__ __forceinline__ void prefetch_lengths(const KernelParams& p, int from) {
 #pragma unroll 1
     for (int at = from + threadIdx.x % 32 * 32; at <= p.requests; at += 32 * 32) {
@@ -20,9 +20,9 @@ __device__ __forceinline__ void prefetch_lengths(const KernelParams& p, int from
     }
 }
 
-// Publishes what the other warps load and compute: first the items that this CTA claims, then, if
-// query tiles have splits, its shares of combining them. All items are claimed by CTAs that run, so
-// a warp that waits for the splits of a query tile waits for CTAs that make progress.
+// Publishes the work of the other warps. First come the items that this CTA claims. If query tiles
+// have splits, the CTA's shares of combining them follow. All items are claimed by CTAs that run. A
+// warp that waits for the splits of a query tile therefore waits for CTAs that make progress.
 template <typename Config>
 struct SchedulerWarp {
     const KernelParams& p;
@@ -30,7 +30,8 @@ struct SchedulerWarp {
     int lane;
     int published = 0;
 
-    // Begins while another warp initialises the mbarriers; publishes nothing before that is done.
+    // Begins while another warp initialises the mbarriers, but publishes nothing before that is
+    // done.
     __device__ void run() {
         if constexpr (Config::kSplitsKeys)
             run_split();
@@ -40,7 +41,7 @@ struct SchedulerWarp {
 
   private:
     __device__ void run_split() {
-        // In flight together with the lengths.
+        // This claim is in flight together with the loads of the lengths.
         const int claimed = claim();
         const Lengths lengths(p);
         SplitPlan<Config::kKeys> plan(lengths, gridDim.x, p.slots);
@@ -82,8 +83,8 @@ struct SchedulerWarp {
         if (p.uniform) {
             const int2 starts = starts_of_lane();
             prefetch_lengths(p, 32);
-            // One loop for all tiles, so that the search for the second one finds its instructions
-            // fetched.
+            // One loop finds all tiles. The search for the second tile therefore runs instructions
+            // that have already been fetched.
             bool begun = false;
             for (int claimed = own;; claimed = others + __shfl_sync(~0u, claim(), 0)) {
                 const WorkItem item = find_uniform<Config::kKeys>(p, claimed);
@@ -110,8 +111,8 @@ struct SchedulerWarp {
         leave([] { return 0; });
     }
 
-    // Publishes tiles in the order of scheduler.cuh: tile `first`, and then claimed ones, which
-    // count from `others` on.
+    // Publishes tiles in the order of scheduler.cuh. Tile `first` comes first. The numbers of
+    // claimed tiles, which follow, begin at `others`.
     __device__ void run_by_lengths(int first, int others) {
         TileScheduler<Config::kKeys> scheduler(p);
         for (int claimed = first;; claimed = others + __shfl_sync(~0u, claim(), 0)) {
@@ -128,21 +129,22 @@ struct SchedulerWarp {
         if (p.uniform && lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.expected));
     }
 
-    // Numbers of query and key rows before the lane's request, of the first 32. The loads stay in
-    // flight until these are compared.
+    // Numbers of query and key rows before the lane's request, among the first 32 requests. The
+    // loads stay in flight until the numbers are compared.
     __device__ int2 starts_of_lane() const {
         const int at = min(lane, p.requests);
         return {p.cu_q[at], p.cu_k[at]};
     }
 
-    // Describes the first item for the producers, on the assumption that the host is right.
+    // Describes the first item for the producers, on the assumption that the host's numbers are
+    // right.
     __device__ void expect(const WorkItem& item) {
         const WorkTile expected = work_of(item);
         if (lane == 0) shared.first = expected;
     }
 
-    // True if that assumption holds. If not, the tile that is being loaded is computed, but not
-    // stored.
+    // True if the host's numbers are right. If not, the tile that is being loaded is computed, but
+    // not stored.
     __device__ bool confirmed(int2 starts) {
         const Lengths lengths(p);
         // Keeps the compiler from comparing earlier, which would wait for the loads.
@@ -161,9 +163,9 @@ struct SchedulerWarp {
         return false;
     }
 
-    // Lane 0 claims. The asm makes the address depend on the lane as far as the compiler can tell:
-    // for an address that all lanes have in common, it sums up what they add, and waits for the
-    // answer to distribute it.
+    // Lane 0 claims. The asm hides from the compiler that the address is the same in all lanes. For
+    // such an address, the compiler adds up the lanes' values first, and then waits for the answer
+    // to distribute it.
     __device__ int claim() const {
         int before = 0, own = lane;
         asm volatile("" : "+r"(own));
@@ -180,7 +182,7 @@ struct SchedulerWarp {
         }
     }
 
-    // A query tile has as many shares of its combine as splits.
+    // A query tile that has n splits has n shares of its combine.
     __device__ void publish_combines(SplitPlan<Config::kKeys>& plan) {
         for (int index = blockIdx.x;; index += gridDim.x) {
             const WorkItem item = plan.find(index, p.uniform_items);
@@ -218,8 +220,8 @@ struct SchedulerWarp {
         published++;
     }
 
-    // The last CTA resets the counters: no CTA claims or waits any more, and all that was waited
-    // for has arrived.
+    // The last CTA resets the counters. At that time no CTA claims or waits any more, and every
+    // arrival that was waited for has come.
     template <typename Slots>
     __device__ void leave(Slots slots) const {
         int is_last;

@@ -6,8 +6,9 @@
 
 namespace mla::sm90::prefill {
 
-// The factor that normalises a row's output, and its log-sum-exp, from the sum of its weights: 0
-// and minus infinity for a row that sees nothing, NaN for one that sees a NaN.
+// The two functions give a row's output factor and its log-sum-exp, from the sum of the row's
+// weights. For a row that sees nothing they are 0 and minus infinity. For a row that sees a NaN
+// they are NaN.
 __device__ __forceinline__ float row_factor(float sum) {
     return sum == 0.f ? 0.f : ptx::rcp_approx(sum);
 }
@@ -22,23 +23,23 @@ struct Rows {
     float out[Config::kValue / 2];
     uint32_t weights[Config::kKeySteps][4];
     // Lazy rescale: weights are 2^(score - reference), with scores in units of log2. The reference
-    // is near the maximum score so far: it rises only when a weight, or a thread's sum of weights,
-    // would exceed kRise. Weights up to that do no harm, and the output hardly ever needs a
+    // is near the maximum score so far. It rises only when a weight, or a thread's sum of weights,
+    // would exceed kRise. Weights up to kRise do no harm, and the output hardly ever needs a
     // correction.
     float reference[2], sum[2];
-    // Factors for the output so far, to be applied before the next weights count; `corrected` is
+    // Factors for the output so far. They are applied before the next weights count. `corrected` is
     // false if they are 1 in all lanes.
     float correction[2];
     bool corrected;
 
     static constexpr float kRise = 256.f, kRiseLog2 = 8.f;
-    // Sums of this size or more are not to be trusted: their weights may have overflowed, and the
+    // Sums of this size or more are not trusted. Their weights may have overflowed, and the
     // reciprocal of the sum would be flushed to 0.
     static constexpr float kLost = 1e30f;
 
     // Turns the scores of one KV tile into weights in place. Behind the first `chunks` chunks,
-    // weights are 0, and scores are not read. `first`: this is the tile's first KV tile, and
-    // earlier state is ignored.
+    // scores are not read, and weights are 0. If `first` is true, this is the query tile's first KV
+    // tile, and earlier state is ignored.
     template <bool first>
     __device__ __forceinline__ void absorb(float (&scores)[Config::kKeys / 2], float scale_log2,
                                            int chunks) {
@@ -76,8 +77,8 @@ struct Rows {
             float now = fmaxf(before, top[row] * scale_log2);
             if (!first && now - before <= kRiseLog2) now = before;
             reference[row] = now;
-            // A row that has seen nothing yet keeps -inf, which subtracted from itself would give
-            // NaN.
+            // A row that has seen nothing yet keeps the reference -inf. Subtracting it from itself
+            // would give NaN.
             shift[row] = now == -INFINITY ? 0.f : now;
             if (!first) correction[row] = ptx::ex2_approx(before - shift[row]);
         }
@@ -103,9 +104,9 @@ struct Rows {
             sum[row] = first ? total[row] : sum[row] * correction[row] + total[row];
     }
 
-    // The same without a search for the maximum score: the sums of the weights tell afterwards if
-    // the reference has to rise. Returns false if they are too large for that, as for a row without
-    // a reference; then the scores are lost.
+    // Turns scores into weights like absorb(), but does not search for the maximum score. The sums
+    // of the weights tell afterwards if the reference has to rise. Returns false if the sums are
+    // too large for that, as they are for a row without a reference. The scores are then lost.
     __device__ __forceinline__ bool absorb_by_sum(float (&scores)[Config::kKeys / 2],
                                                   float scale_log2) {
         float total[2] = {};

@@ -12,9 +12,9 @@ struct WorkItem {
     int head;
     int query;  // first query row of the tile within its request
     int query_start, query_len, key_start, key_len;
-    // KV tiles `begin` to `end`; none in an empty split, or for rows that see nothing.
+    // KV tiles `begin` to `end`. There are none in an empty split, or for rows that see nothing.
     int begin, end;
-    // Index of this split, and number of splits of the query tile that are not empty.
+    // Index of this split, and number of the query tile's splits that are not empty.
     int split, splits;
     // Slot of the partial result of this query tile's split 0; those of the other splits follow.
     int first_slot;
@@ -22,7 +22,7 @@ struct WorkItem {
     __host__ __device__ bool is_valid() const { return request >= 0; }
 };
 
-// Cost of an item beside its KV tiles, in KV tiles.
+// Cost of an item in addition to its KV tiles, as a number of KV tiles.
 constexpr float kItemCost = 2.f;
 
 // Number of KV tiles of `keys` keys that any row of a query tile sees.

@@ -24,7 +24,7 @@ int write(MlaPrefillWorkItem* items, int room, const Find& find) {
     return count;
 }
 
-// `keys`: number of keys of a KV tile.
+// Writes the items of query tiles with splits. `keys` is the number of keys of a KV tile.
 template <int keys>
 int write_split(const MlaPrefillParams& p, KernelParams& k, int ctas, MlaPrefillWorkItem* items,
                 int room) {
@@ -32,7 +32,7 @@ int write_split(const MlaPrefillParams& p, KernelParams& k, int ctas, MlaPrefill
     const Lengths lengths(k);
     SplitPlan<keys> plan(lengths, ctas, k.slots);
     plan.load_lengths();
-    // The rest is what the device does.
+    // From here on, the host does the same as the device.
     if (k.uniform && lengths.are_uniform()) {
         plan.use_uniform(k.uniform_items);
     } else if (!plan.plan_splits()) {
@@ -48,7 +48,7 @@ int write_unsplit(const KernelParams& k, MlaPrefillWorkItem* items, int room) {
     return write(items, room, [&](int at) { return scheduler.find(at); });
 }
 
-// Checks the arguments that both functions have; `k` is filled if nothing is wrong.
+// Checks the arguments that both functions have in common, and fills `k` if nothing is wrong.
 MlaStatus read(const MlaPrefillParams* params, int32_t ctas, MlaPrefillWorkItem* items,
                int32_t room, int32_t* count, KernelParams& k) {
     if (!params) return refuse("params", 0, "a pointer");

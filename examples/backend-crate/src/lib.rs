@@ -1,7 +1,7 @@
-//! A decode backend for NVIDIA GPUs in a crate of its own, with a kernel of its own.
+//! A decode backend for NVIDIA GPUs in a separate crate, with its own kernel.
 //!
-//! The kernel is simple rather than fast, and takes what the built-in WGMMA_MLA does not: more than
-//! 128 heads. It is therefore chosen there, and WGMMA_MLA elsewhere.
+//! The kernel is simple rather than fast. It accepts more than 128 heads, which the built-in
+//! WGMMA_MLA refuses, and is chosen for them. Otherwise WGMMA_MLA is chosen.
 
 use mla_kernels::Cuda;
 use mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, Output, Query, StepLimits};
@@ -19,7 +19,7 @@ pub mod compiled {
     include!(concat!(env!("OUT_DIR"), "/naive_compiled.rs"));
 }
 
-/// Absorbed attention by a block per query token and head.
+/// Absorbed attention with one CTA per query token and head.
 pub struct Naive(LayerConfig);
 
 #[mla_backend(
@@ -98,9 +98,9 @@ impl DecodeBackend for Naive {
             softmax_scale: self.0.softmax_scale,
         };
         device.bind()?;
-        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree,
-        // and the output is borrowed mutably; starts, lengths and pages keep to the contract of a
-        // call, by the caller's promise. The launch reads nothing beyond them.
+        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree.
+        // The output is borrowed mutably. Starts, lengths and pages keep to the contract of a call,
+        // by the caller's promise. The launch reads nothing beyond them.
         match unsafe { ffi::naive_decode(&params, device.raw_stream()) } {
             0 => Ok(()),
             status => Err(Error::Device {

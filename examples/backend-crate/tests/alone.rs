@@ -1,5 +1,5 @@
-//! The crate beside nothing but the device: its backend is found, and is selected on GPUs that its
-//! kernels are compiled for.
+//! Tests of the crate with only the device beside it: its backend is found, and is selected on GPUs
+//! that its kernels are compiled for.
 
 use backend_crate::Naive;
 use mla_runtime::backend::DecodeBackend;

@@ -1,4 +1,4 @@
-//! Two crates that claim one name: this one, and the program itself.
+//! Two crates that claim the same name: this crate and the program itself.
 
 use backend_crate::Naive;
 use mla_kernels::Cuda;

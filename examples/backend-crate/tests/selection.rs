@@ -1,4 +1,4 @@
-//! The backend is found, chosen and put in another's place, without a GPU.
+//! The backend is found, chosen and replaced, without a GPU.
 
 use std::any::TypeId;
 use std::process::Command;
@@ -19,7 +19,7 @@ const MANY_HEADS: Problem = R1.with_heads(256);
 
 type Decode = backends![Naive, ..DecodeBackends];
 
-// The types that an engine for one GPU would write.
+// These are types that an engine for one GPU would write.
 type ForR1 = best_decode!(Decode, HOPPER, R1);
 type ForManyHeads = best_decode!(Decode, HOPPER, MANY_HEADS);
 type Prefill = best_prefill!(PrefillBackends, HOPPER, R1);
@@ -86,7 +86,7 @@ fn it_takes_the_place_of_a_built_in_backend_by_name_until_that_is_reset() {
 
 #[test]
 fn the_command_of_a_program_that_links_it_explains_it() {
-    // Examples lie beside the folder of the tests; Cargo names no path to them.
+    // Examples are beside the folder of the tests. Cargo gives no path to them.
     let test = std::env::current_exe().unwrap();
     let folder = test.ancestors().nth(2).unwrap();
     let output = Command::new(folder.join("examples/mla"))

@@ -1,5 +1,5 @@
-//! A dependency that the program does not name is not linked: its backends are not there, and the
-//! error says how to change that.
+//! A dependency that the program does not name is not linked. Its backends are then missing, and
+//! the error says how to change that.
 
 use mla_runtime::select::Registry;
 use mla_runtime::spec::Phase;

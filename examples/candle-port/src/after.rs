@@ -1,5 +1,5 @@
-//! The engine's attention after the port: the layer of mla-candle takes the padded rows, the two
-//! tensors of the cache and the block tables as they are.
+//! The engine's attention after the port. mla-candle's layer takes the padded rows, the two tensors
+//! of the cache and the block tables as they are.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,15 +11,16 @@ use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
 
 use crate::engine::{Batch, Config, PAGE, PagedCache, Weights};
 
-/// The part that all layers share: the backends, and the memory of a step.
+/// The part that all layers share: the backends and the memory of a step.
 pub struct Steps {
     backends: Backends,
-    // An engine's layers are called through `&self`.
+    // The engine calls its layers through `&self`.
     workspace: Mutex<Workspace>,
 }
 
 impl Steps {
-    /// For steps within these limits: requests, padded rows in all, and drafts.
+    /// Makes the shared part for steps within these limits: requests, padded rows in total, and
+    /// drafts.
     pub fn new(
         config: &Config,
         dtype: DType,
@@ -65,27 +66,27 @@ impl Steps {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Workspace> {
-        // A step that failed is prepared anew.
+        // After an error, preparing starts again.
         self.workspace
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A layer.
+/// The attention of a layer.
 pub struct Attention {
     weights: Weights,
     layer: Layer,
 }
 
 impl Attention {
-    /// With these weights.
+    /// Makes the attention with these weights.
     pub fn new(weights: Weights, steps: &Steps) -> Self {
         let layer = Layer::new(steps.backends.clone(), weights.kv_b_proj.clone());
         Self { weights, layer }
     }
 
-    /// `[rows, max_len, hidden]`, of the same shape, for the step that was prepared.
+    /// Computes `[rows, max_len, hidden]` from a tensor of the same shape, for the prepared step.
     pub fn forward(
         &self,
         hidden: &Tensor,

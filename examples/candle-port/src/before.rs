@@ -1,23 +1,23 @@
-//! The engine's attention before the port: keys and values of every head are made of what the cache
-//! holds of a request, and each request attends by itself.
+//! The engine's attention before the port. Keys and values of every head are computed from a
+//! request's cache, and each request attends separately.
 
 use candle_core::{D, DType, Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
 
 use crate::engine::{Batch, PAGE, PagedCache, Weights, linear};
 
-/// A layer.
+/// The attention of a layer.
 pub struct Attention {
     weights: Weights,
 }
 
 impl Attention {
-    /// With these weights.
+    /// Makes the attention with these weights.
     pub fn new(weights: Weights) -> Self {
         Self { weights }
     }
 
-    /// `[rows, max_len, hidden]`, of the same shape.
+    /// Computes `[rows, max_len, hidden]` from a tensor of the same shape.
     pub fn forward(&self, hidden: &Tensor, batch: &Batch, cache: &PagedCache) -> Result<Tensor> {
         let projected = self.weights.project(hidden, batch)?;
         write(&projected.latent, &cache.latent, batch)?;
@@ -41,7 +41,7 @@ impl Attention {
         self.weights.project_out(&Tensor::stack(&outs, 0)?)
     }
 
-    /// `[new, H, V]` of one request.
+    /// Computes the output `[new, H, V]` of one request.
     fn attend(
         &self,
         query: &Tensor,
@@ -68,7 +68,7 @@ impl Attention {
         let value = by_head(&kv.narrow(2, nope, v)?)?;
         let scores = by_head(query)?.matmul(&by_head(&key)?.transpose(1, 2)?.contiguous()?)?;
         let scores = (scores.to_dtype(DType::F32)? * self.weights.config.scale())?;
-        // A new token sees the cached ones, itself, and those before it.
+        // A new token sees the cached ones, the new ones before it, and itself.
         let mask: Vec<f32> = (0..new)
             .flat_map(|at| (0..total).map(move |key| (at, key)))
             .map(|(at, key)| match key <= cached + at {

@@ -1,44 +1,46 @@
-//! The engine around its attention, which a port leaves as it is.
+//! The parts of the engine around its attention, which a port does not change.
 
 use candle_core::{D, DType, Device, Error, Result, Tensor};
 use candle_nn::ops::rms_norm;
 use mla_runtime::model::{HeadDims, MlaDims, Rope};
 
-/// The tokens of a page.
+/// The number of tokens of a page.
 pub const PAGE: usize = 16;
 
-/// The model's extents.
+/// The dimensions of the model.
 #[derive(Clone, Copy)]
 pub struct Config {
     /// The width of hidden states.
     pub hidden: usize,
-    /// The query heads.
+    /// The number of query heads.
     pub heads: usize,
     /// L and (P, R, V).
     pub dims: MlaDims,
-    /// The longest sequence.
+    /// The maximum number of tokens of a sequence.
     pub max_len: usize,
 }
 
 impl Config {
-    /// L, P, R and V.
+    /// Returns L, P, R and V.
     pub fn widths(&self) -> [usize; 4] {
         let HeadDims { nope, rope, v, .. } = self.dims.head;
         [self.dims.latent, nope, rope, v].map(|width| width as usize)
     }
 
-    /// The factor of scores before the softmax.
+    /// Returns the factor of scores before the softmax.
     pub fn scale(&self) -> f64 {
         1.0 / f64::from(self.dims.head.qk()).sqrt()
     }
 }
 
-/// A step, as the engine's scheduler hands it to every layer: requests padded to the longest.
+/// A step, in the form in which the engine's scheduler gives it to every layer. Requests are padded
+/// to the longest.
 #[derive(Clone)]
 pub struct Batch {
-    /// The rows of each request, of which its new tokens are the first.
+    /// The number of rows of each request. Its new tokens come first.
     pub max_len: usize,
-    /// The requests' rows, those of a graph's bucket without a request included.
+    /// The number of requests in the padded batch. It includes rows of a graph's batch size without
+    /// a request.
     pub rows: usize,
     /// The new tokens of each request.
     pub new: Vec<usize>,
@@ -49,7 +51,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The slot of each row, −1 if it is padding: `[rows · max_len]`.
+    /// Returns the slot of each row, or −1 for padding: `[rows · max_len]`.
     pub fn slots(&self) -> Vec<i64> {
         let mut slots = vec![-1; self.rows * self.max_len];
         for (index, table) in self.block_tables.iter().enumerate() {
@@ -62,7 +64,7 @@ impl Batch {
         slots
     }
 
-    /// The position of each row, 0 if it is padding.
+    /// Returns the position of each row, or 0 for padding.
     fn positions(&self, device: &Device) -> Result<Tensor> {
         let mut positions = vec![0u32; self.rows * self.max_len];
         for (index, (&new, &cached)) in self.new.iter().zip(&self.cached).enumerate() {
@@ -76,14 +78,14 @@ impl Batch {
 
 /// The cache of a layer, in two tensors.
 pub struct PagedCache {
-    /// `[pages, 16, L]`.
+    /// Latents, `[pages, 16, L]`.
     pub latent: Tensor,
-    /// `[pages, 16, R]`.
+    /// Rotary keys, `[pages, 16, R]`.
     pub rope: Tensor,
 }
 
 impl PagedCache {
-    /// Empty pages. Slots that nothing was written to hold NaN, which must not reach a result.
+    /// Makes empty pages. Unwritten slots hold NaN, which must not reach a result.
     pub fn new(config: &Config, pages: usize, dtype: DType, device: &Device) -> Result<Self> {
         let [latent, _, rope, _] = config.widths();
         let tensor = |width| Tensor::full(f32::NAN, (pages, PAGE, width), device)?.to_dtype(dtype);
@@ -94,19 +96,19 @@ impl PagedCache {
     }
 }
 
-/// The weights of a layer, by the names of a checkpoint, and the tables of the rotation.
+/// The weights of a layer under the names of a checkpoint, and the tables of the rotation.
 pub struct Weights {
-    /// The model's extents.
+    /// The dimensions of the model.
     pub config: Config,
-    /// `[H·(P+R), hidden]`.
+    /// Query projection, `[H·(P+R), hidden]`.
     pub q_proj: Tensor,
-    /// `[L + R, hidden]`.
+    /// Projection to latents and rotary keys, `[L + R, hidden]`.
     pub kv_a_proj: Tensor,
-    /// `[L]`.
+    /// Weights of the latents' norm, `[L]`.
     pub kv_a_norm: Tensor,
-    /// `[H·(P+V), L]`.
+    /// Expansion of latents to keys and values, `[H·(P+V), L]`.
     pub kv_b_proj: Tensor,
-    /// `[hidden, H·V]`.
+    /// Output projection, `[hidden, H·V]`.
     pub o_proj: Tensor,
     /// Cosines and sines, `[max_len, R/2]` each, in f32.
     pub angles: [Tensor; 2],
@@ -114,16 +116,16 @@ pub struct Weights {
 
 /// Queries and cache rows for each row of the padded batch.
 pub struct Projected {
-    /// `[rows, max_len, H, P+R]`, rotated.
+    /// Rotated queries, `[rows, max_len, H, P+R]`.
     pub query: Tensor,
-    /// `[rows, max_len, L]`, normalised.
+    /// Normalised latents, `[rows, max_len, L]`.
     pub latent: Tensor,
-    /// `[rows, max_len, R]`, rotated.
+    /// Rotated rotary keys, `[rows, max_len, R]`.
     pub rope: Tensor,
 }
 
 impl Weights {
-    /// Weights that are multiples of `1 / 256`, so that bf16 has them too.
+    /// Makes weights that are multiples of `1 / 256`, which bf16 can represent, too.
     pub fn new(config: Config, dtype: DType, device: &Device) -> Result<Self> {
         let [latent, nope, rope, v] = config.widths();
         let mut seed = 0;
@@ -146,7 +148,7 @@ impl Weights {
         })
     }
 
-    /// Queries and new rows of the cache, from `hidden` `[rows, max_len, hidden]`.
+    /// Computes queries and new rows of the cache from `hidden`, `[rows, max_len, hidden]`.
     pub fn project(&self, hidden: &Tensor, batch: &Batch) -> Result<Projected> {
         let [latent, nope, rope, _] = self.config.widths();
         let (rows, max_len) = (batch.rows, batch.max_len);
@@ -167,7 +169,7 @@ impl Weights {
         })
     }
 
-    /// Turns pairs (2i, 2i + 1) of `[rows, max_len, heads, R]`.
+    /// Rotates pairs (2i, 2i + 1) of `[rows, max_len, heads, R]`.
     fn rotate(&self, x: &Tensor, positions: &Tensor) -> Result<Tensor> {
         let (rows, max_len, heads, width) = x.dims4()?;
         let angle = |table: &Tensor| {
@@ -187,18 +189,19 @@ impl Weights {
             .to_dtype(x.dtype())
     }
 
-    /// The output projection of `[rows, max_len, H, V]`.
+    /// Computes the output projection of `[rows, max_len, H, V]`.
     pub fn project_out(&self, attended: &Tensor) -> Result<Tensor> {
         linear(&attended.flatten_from(2)?, &self.o_proj)
     }
 }
 
-/// x · Wᵀ over the last axis.
+/// Computes x · Wᵀ over the last axis.
 pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     x.broadcast_matmul(&weight.t()?)
 }
 
-/// Multiples of `1 / 256` whose rows have a norm of about 1, the same for the same seed.
+/// Makes multiples of `1 / 256`, in rows with a norm of about 1. The same seed gives the same
+/// numbers.
 pub fn noise(seed: u64, shape: &[usize], device: &Device) -> Result<Tensor> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let width = shape.last().copied().unwrap_or(1);

@@ -16,7 +16,7 @@ const MAX_REQUESTS: usize = 8;
 const MAX_ROWS: usize = 256;
 const DRAFTS: usize = 3;
 
-/// The pages of each sequence. B begins with the first two of A, whose tokens it shares.
+/// Returns the pages of each sequence. B shares the tokens of A's first two pages.
 fn pages(sequence: char) -> Vec<usize> {
     let own = |first: usize| (0..6).map(move |at| (first + at * 7) % PAGES);
     match sequence {
@@ -29,7 +29,8 @@ fn pages(sequence: char) -> Vec<usize> {
     }
 }
 
-/// A kind of step: sequences with their new and cached tokens, and the rows of its bucket.
+/// A kind of step: sequences with their new and cached tokens, and the number of rows of its padded
+/// batch.
 struct Kind {
     name: &'static str,
     sequences: &'static [(char, usize, usize)],
@@ -73,7 +74,7 @@ const KINDS: [Kind; 9] = [
         )
     },
     kind("drafts", &[('A', 4, 67), ('B', 4, 54), ('D', 4, 7)]),
-    // Two drafts of A were right, none of B, all of D.
+    // For A two drafts were right, for B none, and for D all of them.
     kind(
         "rejected drafts",
         &[('A', 1, 69), ('B', 1, 55), ('D', 1, 11)],
@@ -106,7 +107,7 @@ impl Kind {
     }
 }
 
-/// The outputs of all steps, each of the rows that are tokens, in f32.
+/// Returns the outputs of all steps, without padding, in f32.
 fn run(
     dtype: DType,
     device: &Device,
@@ -116,7 +117,7 @@ fn run(
     let step = |(number, kind): (usize, &Kind)| {
         let batch = kind.batch();
         let shape = [batch.rows, batch.max_len, CONFIG.hidden];
-        // Hidden states of about 1.
+        // Hidden states have values of about 1.
         let hidden = (noise(100 + number as u64, &shape, device)? * 8.0)?.to_dtype(dtype)?;
         let out = forward(&hidden, &batch, &cache)?;
         let tokens = batch.new.iter().enumerate();
@@ -134,7 +135,7 @@ fn before(dtype: DType, device: &Device) -> Result<Vec<Tensor>> {
     })
 }
 
-/// The port, to which each step is told by `told`.
+/// Runs the engine after the port. `told` may change a step before it is passed to the layer.
 fn after(dtype: DType, device: &Device, told: impl Fn(&Batch) -> Batch) -> Result<Vec<Tensor>> {
     let steps = after::Steps::new(&CONFIG, dtype, device, [MAX_REQUESTS, MAX_ROWS, DRAFTS])?;
     let layer = after::Attention::new(Weights::new(CONFIG, dtype, device)?, &steps);
@@ -144,14 +145,14 @@ fn after(dtype: DType, device: &Device, told: impl Fn(&Batch) -> Batch) -> Resul
     })
 }
 
-/// The distance from what is right, relative to its size.
+/// Returns the distance from the right result, relative to its size.
 fn error(given: &Tensor, right: &Tensor) -> Result<f32> {
     let right = right.to_device(given.device())?;
     let apart = (given - &right)?.sqr()?.sum_all()?.to_scalar::<f32>()?;
     Ok((apart / right.sqr()?.sum_all()?.to_scalar::<f32>()?).sqrt())
 }
 
-/// The engine's own attention in f32 is what is right.
+/// Compares the port with the engine's own attention in f32.
 fn check(dtype: DType, device: &Device, accepted: f32) -> Result<()> {
     let right = before(DType::F32, &Device::Cpu)?;
     let (own, ported) = (before(dtype, device)?, after(dtype, device, Batch::clone)?);
@@ -161,7 +162,7 @@ fn check(dtype: DType, device: &Device, accepted: f32) -> Result<()> {
             "{dtype:?} {}: engine {own:.1e}, ported {ported:.1e}",
             kind.name
         );
-        // NaN is not accepted either.
+        // A NaN fails this check, too.
         assert!(
             ported <= accepted,
             "{}: {ported:.1e} > {accepted:.1e}",
@@ -189,7 +190,7 @@ fn the_same_in_bf16() -> Result<()> {
 #[test]
 fn a_step_that_is_told_wrong_shows() -> Result<()> {
     let right = before(DType::F32, &Device::Cpu)?;
-    // A context that is shorter by a token, of which each new one takes the place.
+    // Each context is shorter by a token, and a new token overwrites the last cached one.
     let given = after(DType::F32, &Device::Cpu, |batch| {
         let mut batch = batch.clone();
         for cached in &mut batch.cached {

@@ -1,6 +1,6 @@
 //! The `mla` command with this crate's backend.
 
-// A crate that nothing names is not linked.
+// A crate that is not named is not linked.
 use cpu_backend as _;
 
 fn main() -> std::process::ExitCode {

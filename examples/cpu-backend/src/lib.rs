@@ -1,10 +1,10 @@
-//! A decode backend for the processor, as simple as it can be.
+//! A decode backend for the CPU, as simple as possible.
 
 use mla_cpu::{Cpu, ReadRow as _};
 use mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, Output, Query, StepLimits};
 use mla_runtime::{Error, Result, mla_backend};
 
-/// One row of the cache after the other.
+/// A backend that processes one row of the cache after the other.
 pub struct Simple(LayerConfig);
 
 #[mla_backend(sm = "any", dtypes = "f32,bf16", query_len = "ragged", priority = -1)]
@@ -42,7 +42,7 @@ impl DecodeBackend for Simple {
             let table = request * batch.block_table.max_pages();
             let [first, end] = [0, 1].map(|i| batch.query_starts.at(request + i) as usize);
             for (t, h) in (first..end).flat_map(|t| (0..heads).map(move |h| (t, h))) {
-                // The last query token sees every row, and each before it one less.
+                // The last query token sees every row, and each earlier token sees one row less.
                 let seen = (batch.seq_lens.at(request) as usize + t + 1).saturating_sub(end);
                 let (mut max, mut sum, mut acc) = (f32::NEG_INFINITY, 0.0, vec![0.0; l]);
                 for position in 0..seen {
@@ -52,7 +52,7 @@ impl DecodeBackend for Simple {
                     let dot = (0..l).map(|k| latent.at([t, h, k]) * row[k]).sum::<f32>()
                         + (0..r).map(|k| rope.at([t, h, k]) * row[l + k]).sum::<f32>();
                     let score = dot * self.0.softmax_scale;
-                    // A new maximum scales down what was summed so far.
+                    // A new maximum scales down the sums so far.
                     let greater = score.max(max);
                     let (old, weight) = ((max - greater).exp(), (score - greater).exp());
                     (max, sum) = (greater, sum * old + weight);

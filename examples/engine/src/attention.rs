@@ -1,4 +1,4 @@
-//! The attention of one decoder layer, from hidden states to what is added to them.
+//! The attention of one decoder layer, from hidden states to the values that are added to them.
 
 use mla_runtime::Result;
 use mla_runtime::prelude::*;
@@ -8,18 +8,18 @@ use crate::memory::{Layer, Scratch, Shared};
 use crate::operations::Operations;
 use crate::tensor::Tensor;
 
-/// The data that the attention of all decoder layers shares.
+/// The data that the attentions of all decoder layers share.
 pub struct Common<D: Device> {
-    /// The library's layer: the weights are of the call.
+    /// The library's layer. Weights are passed with each call.
     pub layer: Layer<D>,
-    /// The model's numbers.
+    /// The model's configuration.
     pub config: Config,
     /// The angles of every position.
     pub rotary: RotaryTables<D>,
 }
 
-/// The weights of a layer's attention, each `[in, out]` but `W_kv_b`, which is as checkpoints hold
-/// it.
+/// The weights of a layer's attention. Each is `[in, out]`, except `W_kv_b`, which has the layout
+/// of checkpoints.
 pub struct Attention<D: Device> {
     q_a: Tensor<D>,
     q_norm: Tensor<D>,
@@ -104,7 +104,7 @@ impl<D: Operations> Attention<D> {
         )
     }
 
-    // The queries of all heads, by way of a normed row of fewer values.
+    // Computes the queries of all heads, through a normed row with fewer values.
     fn enqueue_queries(&self, common: &Common<D>, s: &mut Scratch<D>, tokens: usize) -> Result<()> {
         let [hidden, heads, rank, _, _, qk, ..] = widths(&common.config);
         let (device, eps) = (common.layer.device(), common.config.widths.rms_norm_eps);
@@ -128,8 +128,7 @@ impl<D: Operations> Attention<D> {
         )
     }
 
-    // Computes the cached values of each token: the normed latents, and beside them the rotary
-    // keys.
+    // Computes the cached values of each token: the normed latent, followed by the rotary key.
     fn enqueue_latents(&self, common: &Common<D>, s: &mut Scratch<D>, tokens: usize) -> Result<()> {
         let [hidden, _, _, latent, rope, ..] = widths(&common.config);
         let (device, eps) = (common.layer.device(), common.config.widths.rms_norm_eps);

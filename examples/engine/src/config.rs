@@ -1,38 +1,38 @@
-//! The model's numbers.
+//! The configuration of a model.
 
 use mla_runtime::model::ModelConfig;
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
 
-/// A model's configuration: what the library reads of it, and the rest.
+/// A model's configuration: the part that the library reads, and the rest.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// The attention.
+    /// The configuration of the attention.
     pub attention: ModelConfig,
-    /// The widths around it.
+    /// The widths of the other parts.
     pub widths: Widths,
     /// The routing of tokens to experts, if there are any.
     pub routing: Option<Routing>,
 }
 
-/// A mixture of experts: how tokens find theirs, as DeepSeek-V3 does. The fields of a configuration
-/// have other names.
+/// A mixture of experts, with the routing of DeepSeek-V3. The fields of a `config.json` have other
+/// names.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 pub struct Routing {
-    /// The experts that tokens are routed to.
+    /// The number of experts that tokens are routed to.
     #[serde(rename = "n_routed_experts")]
     pub experts: usize,
     /// The number of experts of a token.
     #[serde(rename = "num_experts_per_tok", default)]
     pub per_token: usize,
-    /// The groups of experts, all of the same size.
+    /// The number of groups of experts, which have equal sizes.
     #[serde(rename = "n_group", default = "one")]
     pub groups: usize,
-    /// The groups that a token's experts are chosen from.
+    /// The number of groups from which a token's experts are chosen.
     #[serde(rename = "topk_group", default = "one")]
     pub groups_per_token: usize,
-    /// True if the weights of a token's experts are scaled to add up to `scale`.
+    /// True if the weights of a token's experts are scaled to a sum of `scale`.
     #[serde(rename = "norm_topk_prob", default)]
     pub normalise: bool,
     /// The factor of the weights.
@@ -41,7 +41,7 @@ pub struct Routing {
     /// The width within an expert.
     #[serde(rename = "moe_intermediate_size", default)]
     pub inner: usize,
-    /// The experts that every token goes to, side by side as one.
+    /// The number of experts that every token is routed to. Side by side, they are computed as one.
     #[serde(rename = "n_shared_experts", default)]
     pub shared: usize,
     /// The first decoder layer that has experts.
@@ -58,7 +58,7 @@ fn unscaled() -> f32 {
 }
 
 impl Routing {
-    /// Reads the text of a `config.json`; `None` if it has no experts.
+    /// Reads the text of a `config.json`. Returns `None` if the model has no experts.
     fn new(json: &str) -> Result<Option<Self>> {
         let fields: serde_json::Value = serde_json::from_str(json)?;
         if fields["n_routed_experts"].is_null() {
@@ -100,17 +100,18 @@ impl Routing {
         Ok(Some(routing))
     }
 
-    /// The width within the shared experts together.
+    /// Returns the width within all shared experts together.
     pub fn shared_inner(&self) -> usize {
         self.shared * self.inner
     }
 
-    /// The weight of each expert for one token, 0 of those that it does not go to; `scores` are
-    /// sigmoids of the router's logits. Among equal scores the first is chosen.
+    /// Computes the weight of each expert for one token, which is 0 for experts that the token is
+    /// not routed to. `scores` are sigmoids of the router's logits. Of equal scores the first is
+    /// chosen.
     pub fn weigh(&self, scores: &[f32], bias: &[f32], weights: &mut [f32]) {
         let biased: Vec<f32> = scores.iter().zip(bias).map(|(x, bias)| x + bias).collect();
         let of_group = self.experts / self.groups;
-        // A group is as good as its two best experts.
+        // The rank of a group is given by its two best experts.
         let good = biased.chunks(of_group).map(|group| {
             let best = largest(group, 2, |_| true);
             best.iter().map(|at| group[*at]).sum::<f32>()
@@ -132,11 +133,11 @@ impl Routing {
     }
 }
 
-/// The maximal number of experts that the kernel on a GPU routes to.
+/// The maximum number of experts that the GPU kernel routes to.
 pub const MAX_EXPERTS: usize = 256;
 
-/// The positions of the `count` largest values among the `eligible` ones. Equal values keep their
-/// order.
+/// Returns the positions of the `count` largest values among the `eligible` ones. Equal values keep
+/// their order.
 fn largest(values: &[f32], count: usize, eligible: impl Fn(usize) -> bool) -> Vec<usize> {
     let mut places: Vec<usize> = (0..values.len()).filter(|at| eligible(*at)).collect();
     places.sort_by(|a, b| values[*b].total_cmp(&values[*a]));
@@ -144,10 +145,10 @@ fn largest(values: &[f32], count: usize, eligible: impl Fn(usize) -> bool) -> Ve
     places
 }
 
-/// The fields of a configuration beside its attention.
+/// The fields of a configuration that do not belong to its attention.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Widths {
-    /// The number of tokens.
+    /// The number of different tokens.
     pub vocab_size: usize,
     /// The width of a hidden state.
     pub hidden_size: usize,
@@ -205,8 +206,8 @@ impl Config {
         Ok(config)
     }
 
-    /// The maximal number of elements within MLPs for a token: of one layer's MLP, or of all
-    /// experts.
+    /// Returns the maximum number of elements within MLPs for a token, either in one layer's MLP or
+    /// in all experts.
     pub fn inner(&self) -> usize {
         let of_experts =
             |routing: Routing| (routing.experts * routing.inner).max(routing.shared_inner());
@@ -215,12 +216,12 @@ impl Config {
             .map_or(dense, |routing| dense.max(of_experts(routing)))
     }
 
-    /// The experts of a layer, 0 if none has any.
+    /// Returns the number of experts of a layer, or 0 without experts.
     pub fn experts(&self) -> usize {
         self.routing.map_or(0, |routing| routing.experts)
     }
 
-    /// The decoder layers.
+    /// Returns the number of decoder layers.
     pub fn layers(&self) -> usize {
         self.attention.layers.unwrap_or(0) as usize
     }
@@ -229,7 +230,7 @@ impl Config {
 /// A model small enough for a CPU, with the attention of DeepSeek-V3.
 pub const SMALL: &str = include_str!("../model.json");
 
-/// Hidden, H, the rank of queries, L, R, P + R, V, P + V.
+/// Returns the widths: hidden, H, the rank of queries, L, R, P + R, V, P + V.
 pub fn widths(config: &Config) -> [usize; 8] {
     let (attention, dims) = (&config.attention, config.attention.dims);
     [
@@ -269,7 +270,7 @@ mod tests {
 
     #[test]
     fn the_best_experts_of_the_best_groups_are_weighed_by_their_scores() {
-        // The best expert of all is in the worst group: 0.9 + 0.0 against 0.5 + 0.6 and 0.7 + 0.4.
+        // The best expert is in the worst group: 0.9 + 0.0, compared with 0.5 + 0.6 and 0.7 + 0.4.
         let scores = [0.9, 0.0, 0.5, 0.6, 0.7, 0.4];
         let none = [0.0; 6];
         let near = |got: [f32; 6], want: [f32; 6]| {
@@ -281,7 +282,7 @@ mod tests {
             weigh(ROUTING, scores, none),
             [0.0, 0.0, 0.0, 0.6 * sum, 0.7 * sum, 0.0],
         );
-        // With a bias another is chosen, and weighed without it.
+        // With a bias another expert is chosen, but its weight does not include the bias.
         let bias = [0.0, 0.0, 0.0, 0.0, 0.0, 0.5];
         let sum = 2.5 / 1.1;
         near(
@@ -293,7 +294,7 @@ mod tests {
             ..ROUTING
         };
         near(weigh(plain, scores, none), [0.0, 0.0, 0.0, 1.5, 1.75, 0.0]);
-        // Among equal scores the first are taken.
+        // The first of equal scores are chosen.
         near(
             weigh(plain, [0.5; 6], none),
             [1.25, 1.25, 0.0, 0.0, 0.0, 0.0],

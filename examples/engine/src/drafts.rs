@@ -1,8 +1,10 @@
-//! Proposals for a request's next tokens, which one step then verifies all at once.
+//! Drafts of a request's next tokens. One step then verifies all of them.
 
-/// Drafts the next tokens of a request: at most `max` of the tokens that followed the last earlier
-/// occurrence of its last two tokens, or else of its last one. Text repeats itself; where it does
-/// not, there is nothing to verify.
+/// Drafts the next tokens of a request.
+///
+/// They are at most `max` tokens that followed the last earlier occurrence of its last two tokens,
+/// or else of its last token. Text often repeats itself. If it does not, there are no drafts to
+/// verify.
 pub fn propose(tokens: &[u32], max: usize) -> &[u32] {
     for length in [2, 1] {
         let Some(start) = tokens.len().checked_sub(length) else {
@@ -17,8 +19,8 @@ pub fn propose(tokens: &[u32], max: usize) -> &[u32] {
     &[]
 }
 
-/// The number of drafts that the model agrees with: `best[i]` is the likeliest token behind draft i
-/// − 1, and `best[0]` behind the token before all drafts.
+/// Returns the number of drafts that the model agrees with. `best[i]` is the likeliest token after
+/// draft i − 1, and `best[0]` is the likeliest token after the one before all drafts.
 pub fn accepted(drafts: &[u32], best: &[u32]) -> usize {
     let agrees = |(draft, best): &(&u32, &u32)| draft == best;
     drafts.iter().zip(best).take_while(agrees).count()

@@ -1,4 +1,4 @@
-//! Requests in, tokens out.
+//! An engine, which turns requests into tokens.
 
 use crate::config::Config;
 use crate::drafts::accepted;
@@ -13,9 +13,9 @@ use crate::scheduler::Scheduler;
 /// The result of a step for a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// It got tokens.
+    /// The request got tokens.
     Tokens(RequestId, Vec<u32>),
-    /// It has ended.
+    /// The request has ended.
     Ended(RequestId, Ending),
 }
 
@@ -37,7 +37,8 @@ impl<D: Graphs> Engine<D> {
     /// If a size is 0 or too large, no backend fits, or the device has no memory left.
     pub fn new(device: &D, config: &Config, size: &Size, seed: u64) -> Result<Self> {
         size.check()?;
-        // First: what a device refuses is told before anything else is allocated for it.
+        // The runner comes first, so that a device refuses a model before anything else is
+        // allocated for it.
         let runner = Runner::new(device, config, size, seed)?;
         let pages = Pages::new(size.pages, size.page_size);
         Ok(Self {
@@ -50,7 +51,7 @@ impl<D: Graphs> Engine<D> {
         })
     }
 
-    /// Takes a request in: `more` tokens behind `prompt`.
+    /// Accepts a request for `more` tokens after `prompt`.
     ///
     /// # Errors
     ///
@@ -83,13 +84,13 @@ impl<D: Graphs> Engine<D> {
         Ok(id)
     }
 
-    /// Ends a request before its time. `None`: there is none of this id any more.
+    /// Cancels a request. Returns `None` if no request has this id any more.
     pub fn cancel(&mut self, id: RequestId) -> Option<Event> {
         self.scheduler.remove(id)?;
         Some(Event::Ended(id, Ending::Cancelled))
     }
 
-    /// True if there is nothing to do.
+    /// True if no request is running or waiting.
     pub fn is_idle(&self) -> bool {
         self.scheduler.running().is_empty() && self.scheduler.waiting() == 0
     }
@@ -133,13 +134,13 @@ impl<D: Graphs> Engine<D> {
         Ok(events)
     }
 
-    /// Notes what the model said behind each of a request's tokens.
+    /// Processes the model's output for each of a request's tokens.
     fn settle(&mut self, share: &crate::scheduler::Share, best: &[u32], events: &mut Vec<Event>) {
         let Some(request) = self.scheduler.get(share.id) else {
             return;
         };
         if share.known < request.pending() {
-            // A part of its prompt: what comes behind is known.
+            // This is a part of the prompt, so the tokens after it are known.
             return self.scheduler.advance(share.id, share.known, &[]);
         }
         let before = request.generated().len();
@@ -168,22 +169,22 @@ impl<D: Graphs> Engine<D> {
         }
     }
 
-    /// The scheduler, with the requests and the pages.
+    /// Returns the scheduler, with the requests and the pages.
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
     }
 
-    /// The counts so far.
+    /// Returns the counts so far.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// The names of the prefill and the decode backend.
+    /// Returns the names of the prefill and the decode backend.
     pub fn backends(&self) -> [&'static str; 2] {
         self.runner.backends()
     }
 
-    /// The kind of device.
+    /// Returns the kind of device.
     pub fn platform(&self) -> &'static str {
         D::PLATFORM.name()
     }

@@ -10,10 +10,10 @@ pub enum Error {
     /// No backend fits.
     #[error(transparent)]
     Selection(#[from] mla_runtime::select::SelectionError),
-    /// The model's configuration.
+    /// The model's configuration is not accepted.
     #[error(transparent)]
     Model(#[from] mla_runtime::model::ModelError),
-    /// The fields of the configuration that the engine itself reads.
+    /// A field of the configuration that the engine itself reads is not accepted.
     #[error("config: {0}")]
     Config(#[from] serde_json::Error),
     /// The output cannot be written.
@@ -32,7 +32,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// An [`Error::Refused`].
+    /// Makes an [`Error::Refused`].
     pub fn refused(field: &'static str, given: impl ToString, accepted: impl ToString) -> Self {
         Self::Refused {
             field,

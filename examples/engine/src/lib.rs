@@ -1,23 +1,22 @@
-//! A small inference engine: a DeepSeek-like model of random weights, served as an engine serves
-//! one.
+//! A small inference engine. It serves a DeepSeek-like model of random weights.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | [`config`] | the model's numbers, from a `config.json` |
+//! | [`config`] | the model's configuration, from a `config.json` |
 //! | [`tensor`] | a matrix in a device's memory |
-//! | [`memory`] | the library's layer and workspace, and what a step uses of memory beside them |
-//! | [`operations`] | what a model does beside attention and products, for the CPU and for a GPU |
-//! | [`attention`], [`mlp`], [`model`] | a layer's attention, its MLP or its experts, and all layers: what is enqueued for a step |
-//! | [`graphs`] | how a device replays a step |
+//! | [`memory`] | the library's layer and workspace, and the other memory of a step |
+//! | [`operations`] | a model's operations besides attention and GEMMs, for the CPU and for a GPU |
+//! | [`attention`], [`mlp`], [`model`] | a layer's attention, its MLP or its experts, and all layers of a step |
+//! | [`graphs`] | replays of a step on a device |
 //! | [`runner`] | a step from token ids to token ids: caches, workspace, graphs |
 //! | [`pages`] | the page allocator: shared prefixes, copy-on-write |
-//! | [`request`], [`drafts`] | a request's state, and proposals for its next tokens |
-//! | [`scheduler`] | which requests a step brings, with how many tokens each |
+//! | [`request`], [`drafts`] | a request's state, and drafts of its next tokens |
+//! | [`scheduler`] | the choice of a step's requests, and of their numbers of tokens |
 //! | [`engine`] | requests in, tokens out |
-//! | [`metrics`], [`status`] | what is counted, and what a terminal shows meanwhile |
+//! | [`metrics`], [`status`] | counts, and their display in a terminal |
 //!
-//! The uses of the library in a step stand in [`attention`], [`runner`] and [`graphs`] between
-//! comments that mark them: at most 25 lines for a step, which `tests/lines.rs` counts.
+//! Comments in [`attention`], [`runner`] and [`graphs`] mark the code that uses the library in a
+//! step. It is at most 25 lines for a step, which `tests/lines.rs` counts.
 
 pub mod attention;
 pub mod config;

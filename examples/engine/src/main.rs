@@ -1,4 +1,4 @@
-//! Serves some requests and says how it went.
+//! Serves some requests and prints the results.
 //!
 //! ```console
 //! $ cargo run --release -p engine
@@ -19,32 +19,34 @@ use engine::operations::Operations as _;
 use engine::runner::Size;
 use engine::status::Status;
 
-/// A small engine on a model of random weights: continuous batching, shared prefixes, drafts.
+/// A small engine for a model of random weights, with continuous batching, shared prefixes and
+/// drafts.
 #[derive(Parser)]
 #[command(allow_negative_numbers = true)]
 struct Arguments {
-    /// A model's config.json; without one, a small model with the attention of DeepSeek-V3.
+    /// A model's config.json [default: a small model with the attention of DeepSeek-V3].
     #[arg(long)]
     config: Option<PathBuf>,
     /// Number of requests that arrive, one every two steps.
     #[arg(long, default_value_t = 24)]
     requests: usize,
-    /// Maximal number of tokens of a prompt, the beginning that all share included.
+    /// Maximum number of tokens of a prompt, including the beginning that all prompts share.
     #[arg(long, default_value_t = 160)]
     prompt: usize,
     /// Number of tokens that each request generates.
     #[arg(long, default_value_t = 48)]
     tokens: usize,
-    /// Drafts that a step verifies, for each request.
+    /// Maximum number of drafts that a step verifies for each request.
     #[arg(long, default_value_t = 3)]
     drafts: usize,
-    /// Let no request's bits depend on the others. What does not promise that is refused by name.
+    /// Compute bits of each request that do not depend on the others. A backend that does not
+    /// promise this is refused by name.
     #[arg(long)]
     batch_invariant: bool,
     /// Pages of the cache.
     #[arg(long, default_value_t = 64)]
     pages: usize,
-    /// Maximal number of tokens of a step.
+    /// Maximum number of tokens of a step.
     #[arg(long, default_value_t = 256)]
     step: usize,
     /// Seed of the weights and prompts.
@@ -52,18 +54,18 @@ struct Arguments {
     seed: u64,
 }
 
-/// The maximal number of requests of a step.
+/// The maximum number of requests of a step.
 const REQUESTS: usize = 16;
-/// The maximal number of tokens of a prompt, of its generated tokens, and of a step.
+/// The maximum number of tokens of a prompt, of its generated tokens, and of a step.
 const MAX_TOKENS: usize = 1 << 30;
-/// The tokens that all prompts begin with, at most.
+/// The maximum number of tokens that all prompts share at their beginning.
 const SHARED: usize = 70;
 const PAGE: usize = 64;
 
 fn main() -> ExitCode {
     match serve(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
-        // The reader of the output may stop before its end.
+        // The reader of the output may have stopped reading.
         Err(Error::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "engine: {error}");
@@ -72,7 +74,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Refuses by the name of the argument what the engine would refuse by another.
+/// Refuses arguments under their own names that the engine would refuse under other names.
 fn check(arguments: &Arguments) -> Result<()> {
     for (name, given, accepted) in [
         ("--prompt", arguments.prompt, 1..=MAX_TOKENS),
@@ -87,7 +89,8 @@ fn check(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// The text of a configuration. A file without an end, such as a device, is refused by the bound.
+/// Reads the text of a configuration. The maximum size also refuses a file without an end, such as
+/// a device.
 fn read(path: &Path) -> std::io::Result<String> {
     const MAX: u64 = 1 << 20;
     let mut text = String::new();

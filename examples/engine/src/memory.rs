@@ -1,4 +1,4 @@
-//! The library's layer and workspace, and what a step uses of a device's memory beside them.
+//! The library's layer and workspace, and the other device memory of a step.
 
 use mla_runtime::prelude::*;
 
@@ -11,21 +11,21 @@ pub type Layer<D> = SelectedLayer<D>;
 /// The library's workspace, which all decoder layers share.
 pub type Shared<D> = SelectedWorkspace<D>;
 
-/// Everything in the device's memory that a step uses, beside weights and the workspace.
+/// All device memory that a step uses, except weights and the workspace.
 pub struct Memory<D: Device> {
     /// The step's token ids.
     pub ids: Ids<D>,
-    /// The likeliest token behind each.
+    /// The likeliest token after each token.
     pub best: Ids<D>,
-    /// The values that layers compute.
+    /// The intermediate values of layers.
     pub scratch: Scratch<D>,
-    /// One for each decoder layer.
+    /// The caches, one for each decoder layer.
     pub caches: Vec<D::Buffer>,
-    /// The layout of each of them.
+    /// The layout of each cache.
     pub cache_layout: CacheLayout,
 }
 
-/// The values that the layers of a step compute, one layer after the other in the same place.
+/// The intermediate values of a step. All layers use the same memory, one after the other.
 #[expect(missing_docs, reason = "each is named by what it holds")]
 pub struct Scratch<D: Device> {
     pub hidden: Tensor<D>,

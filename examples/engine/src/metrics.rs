@@ -7,31 +7,31 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Default, Debug)]
 pub struct Metrics {
     started: Start,
-    /// Steps that ran.
+    /// The number of steps that ran.
     pub steps: usize,
-    /// Tokens that went through the model, drafts included.
+    /// The number of tokens that the model computed, including drafts.
     pub computed_tokens: usize,
-    /// Tokens that were generated.
+    /// The number of generated tokens.
     pub generated_tokens: usize,
-    /// Prompt tokens that were in the cache already.
+    /// The number of prompt tokens that were already in the cache.
     pub shared_tokens: usize,
-    /// Drafts that were verified.
+    /// The number of drafts that were verified.
     pub drafts: usize,
-    /// The drafts that were right.
+    /// The number of drafts that were right.
     pub accepted_drafts: usize,
-    /// Pages that were copied before a write.
+    /// The number of pages that were copied before a write.
     pub copied_pages: usize,
-    /// Requests that had to give their pages back and start again.
+    /// The number of times that a request had to release its pages and start again.
     pub preemptions: usize,
-    /// Requests that ran to their end.
+    /// The number of requests that ended by themselves.
     pub finished: usize,
-    /// The times from arrival to first token, of each request that got one.
+    /// The time from arrival to first token, for each request with a first token.
     pub first_tokens: Vec<Duration>,
-    /// The maximal number of pages in use at once, and the number of all pages.
+    /// The maximum number of pages in use at once, and the number of all pages.
     pub pages: [usize; 2],
 }
 
-/// The moment at which an engine began.
+/// The time at which an engine started.
 #[derive(Clone, Debug)]
 struct Start(Instant);
 
@@ -42,7 +42,7 @@ impl Default for Start {
 }
 
 impl Metrics {
-    /// Generated tokens a second since the engine was made.
+    /// Returns the generated tokens per second since the engine was made.
     pub fn tokens_per_second(&self) -> f64 {
         self.generated_tokens as f64 / self.started.0.elapsed().as_secs_f64().max(1e-9)
     }

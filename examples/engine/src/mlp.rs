@@ -1,9 +1,9 @@
-//! The part of a decoder layer behind its attention: a gated MLP, or a mixture of experts as in
+//! The part of a decoder layer after its attention: a gated MLP, or a mixture of experts as in
 //! DeepSeek-V3.
 //!
-//! Every expert computes every token, and their outputs are added up with the router's weights, of
-//! which all but a few are 0. A step therefore enqueues the same launches wherever its tokens are
-//! routed, as a graph needs it. A fast engine sorts the tokens by expert and multiplies in groups.
+//! Every expert computes every token. Their outputs are summed with the router's weights, and most
+//! weights are 0. A step therefore enqueues the same launches for any routing of its tokens, as a
+//! graph needs it. A fast engine would sort the tokens by expert and use grouped GEMMs.
 
 use mla_runtime::Result;
 use mla_runtime::prelude::*;
@@ -13,11 +13,11 @@ use crate::memory::Scratch;
 use crate::operations::Operations;
 use crate::tensor::Tensor;
 
-/// A gated MLP's weights, or those of several that lie one after the other, each `[in, out]`.
+/// The weights of a gated MLP, or those of several MLPs one after the other, each `[in, out]`.
 struct Gated<D: Device> {
     count: usize,
     inner: usize,
-    /// Both factors, one beside the other.
+    /// The weights of both factors, side by side.
     gate_up: Tensor<D>,
     down: Tensor<D>,
 }
@@ -25,21 +25,21 @@ struct Gated<D: Device> {
 /// A mixture of experts.
 struct Experts<D: Device> {
     routing: Routing,
-    /// A column of each expert.
+    /// The router's weights, with a column for each expert.
     router: Tensor<D>,
-    /// Added to scores where experts are chosen, and not where they are weighed.
+    /// A bias of scores for choosing experts. The experts' weights do not include it.
     bias: Tensor<D>,
     routed: Gated<D>,
     shared: Gated<D>,
 }
 
-/// The kind of the part.
+/// The kind of MLP.
 enum Kind<D: Device> {
     Dense(Gated<D>),
     Experts(Experts<D>),
 }
 
-/// The part of a decoder layer behind its attention.
+/// The part of a decoder layer after its attention.
 pub struct Mlp<D: Device>(Kind<D>);
 
 impl<D: Operations> Gated<D> {
@@ -60,7 +60,7 @@ impl<D: Operations> Gated<D> {
         })
     }
 
-    /// Enqueues what each says of `normed`, `[T, hidden]`, to `[count, T, hidden]`.
+    /// Enqueues the outputs of all MLPs for `normed`, `[T, hidden]`, to `[count, T, hidden]`.
     fn enqueue(
         &self,
         device: &D,
@@ -120,7 +120,7 @@ impl<D: Operations> Mlp<D> {
         })))
     }
 
-    /// Enqueues what `scratch.normed`, `[T, hidden]`, becomes, to `scratch.delta`.
+    /// Enqueues the output for `scratch.normed`, `[T, hidden]`, to `scratch.delta`.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The whole model: what a step enqueues, from token ids to token ids.
+//! The whole model, which enqueues a step from token ids to token ids.
 
 use mla_runtime::Result;
 use mla_runtime::prelude::*;
@@ -28,7 +28,7 @@ pub struct Model<D: Operations> {
 }
 
 impl<D: Operations> Model<D> {
-    /// Makes a model with random weights, the same for the same seed.
+    /// Makes a model with random weights. The same seed gives the same weights.
     ///
     /// # Errors
     ///
@@ -70,18 +70,19 @@ impl<D: Operations> Model<D> {
         })
     }
 
-    /// The library's layer, which serves every decoder layer: the weights are of the call.
+    /// Returns the library's layer. It serves every decoder layer, since weights are passed with
+    /// each call.
     pub fn layer(&self) -> &Layer<D> {
         &self.common.layer
     }
 
-    /// The model's numbers.
+    /// Returns the model's configuration.
     pub fn config(&self) -> &Config {
         &self.common.config
     }
 
-    /// Enqueues a prepared step of `tokens` tokens: from `memory.ids` to `memory.best`, the
-    /// likeliest token behind each.
+    /// Enqueues a prepared step of `tokens` tokens from `memory.ids` to `memory.best`, the
+    /// likeliest token after each.
     ///
     /// # Errors
     ///

@@ -1,15 +1,15 @@
-//! The page allocator: which pages are free, who refers to the others, and which prefixes they
-//! hold.
+//! The page allocator. It knows the free pages, the references to the others, and the prefixes that
+//! pages hold.
 //!
-//! A page whose tokens are all there may be registered under them and everything before them. A
-//! later request with the same beginning refers to it instead of computing it again. A page without
-//! any reference keeps its prefix until the room is needed; the longest unused page goes first. A
-//! request that writes to a page that others may read gets a copy.
+//! A page with all its tokens may be registered under these and everything before them. A later
+//! request with the same beginning refers to it instead of computing it again. A page without
+//! references keeps its prefix until its memory is needed. The page that has been unused for the
+//! longest time goes first. A request that writes to a page that others may read gets a copy.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-/// The content of a registered page: its tokens, behind the prefix of this hash.
+/// The content of a registered page: its tokens, and the hash of the prefix before them.
 #[derive(PartialEq, Eq, Hash, Clone)]
 struct Prefix {
     before: u64,
@@ -30,16 +30,17 @@ pub struct Pages {
     /// The number of requests that refer to each page.
     holders: Vec<u32>,
     free: Vec<i32>,
-    /// Registered pages without any reference, the longest unused first.
+    /// Registered pages without references. The page that has been unused for the longest time
+    /// comes first.
     idle: VecDeque<i32>,
     by_prefix: HashMap<Prefix, i32>,
-    /// The prefix that each page is registered under.
+    /// The prefix under which each page is registered.
     registered: Vec<Option<Prefix>>,
     peak_used: usize,
 }
 
 impl Pages {
-    /// `count` free pages of `page_size` tokens.
+    /// Makes an allocator of `count` free pages of `page_size` tokens.
     pub fn new(count: usize, page_size: usize) -> Self {
         Self {
             page_size,
@@ -52,32 +53,32 @@ impl Pages {
         }
     }
 
-    /// Tokens in a page.
+    /// Returns the number of tokens in a page.
     pub fn page_size(&self) -> usize {
         self.page_size
     }
 
-    /// All pages.
+    /// Returns the number of all pages.
     pub fn count(&self) -> usize {
         self.holders.len()
     }
 
-    /// The pages that a request can still get.
+    /// Returns the number of pages that a request can still get.
     pub fn available(&self) -> usize {
         self.free.len() + self.idle.len()
     }
 
-    /// The pages that requests refer to.
+    /// Returns the number of pages that requests refer to.
     pub fn used(&self) -> usize {
         self.count() - self.available()
     }
 
-    /// The maximal number of pages that were in use at once.
+    /// Returns the maximum number of pages that were in use at once.
     pub fn peak_used(&self) -> usize {
         self.peak_used
     }
 
-    /// A page for one request, if one can be had.
+    /// Allocates a page for one request, if one is available.
     pub fn allocate(&mut self) -> Option<i32> {
         let page = self.free.pop().or_else(|| {
             let page = self.idle.pop_front()?;
@@ -90,7 +91,8 @@ impl Pages {
         Some(page)
     }
 
-    /// The pages of the longest registered beginning of `tokens`, each with one more reference.
+    /// Returns the pages of the longest registered beginning of `tokens`. Each gets one more
+    /// reference.
     pub fn share(&mut self, tokens: &[u32]) -> Vec<i32> {
         let mut pages = Vec::new();
         let mut before = 0;
@@ -112,8 +114,8 @@ impl Pages {
         pages
     }
 
-    /// Registers the first `pages` under the tokens that fill them. A page whose tokens another one
-    /// holds already stays as it is.
+    /// Registers the first `pages` under the tokens that fill them. A page is not registered if
+    /// another one already holds its tokens.
     pub fn register(&mut self, tokens: &[u32], pages: &[i32]) {
         let mut before = 0;
         for (tokens, &page) in tokens.chunks_exact(self.page_size).zip(pages) {
@@ -130,13 +132,13 @@ impl Pages {
         }
     }
 
-    /// True if its only holder may write to it: no one else refers to it or will find it by its
-    /// prefix.
+    /// True if the page's only holder may write to it: no other request refers to it or can find it
+    /// by its prefix.
     pub fn is_private(&self, page: i32) -> bool {
         self.holders[page as usize] == 1 && self.registered[page as usize].is_none()
     }
 
-    /// Gives a reference back.
+    /// Releases a reference.
     pub fn release(&mut self, page: i32) {
         let holders = &mut self.holders[page as usize];
         *holders -= 1;
@@ -166,7 +168,7 @@ mod tests {
         pages.register(&[1, 2, 3, 4, 5], &own);
         assert_eq!(pages.share(&[1, 2, 3, 4, 9, 9]), own[..2]);
         assert_eq!(pages.share(&[1, 2, 4, 3]), own[..1]);
-        // The same page behind another beginning is another one.
+        // The same tokens after another beginning are in another page.
         assert!(pages.share(&[3, 4]).is_empty());
         assert_eq!((pages.used(), pages.available()), (3, 1));
         assert!(!pages.is_private(own[0]) && pages.is_private(own[2]));
@@ -185,7 +187,7 @@ mod tests {
         for page in own {
             pages.release(page);
         }
-        // The first to go is the first that was given back.
+        // The page that was released first is reused first.
         assert_eq!(pages.allocate(), Some(own[0]));
         assert!(pages.share(&[7, 8]).is_empty());
         assert_eq!(pages.allocate(), Some(own[1]));

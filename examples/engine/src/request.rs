@@ -1,17 +1,17 @@
-//! A request: its tokens, its pages, and how far it is.
+//! A request: its tokens, its pages, and its progress.
 
 use std::time::{Duration, Instant};
 
-/// Tells a request from every other one of an engine.
+/// The unique number of a request within an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct RequestId(pub u64);
 
 /// The reason why a request has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ending {
-    /// All tokens that were asked for are there.
+    /// All requested tokens were generated.
     Length,
-    /// It was cancelled.
+    /// The request was cancelled.
     Cancelled,
 }
 
@@ -19,22 +19,22 @@ pub enum Ending {
 pub struct Request {
     /// The request's number.
     pub id: RequestId,
-    /// The prompt, and behind it what was generated.
+    /// The prompt, followed by the generated tokens.
     pub tokens: Vec<u32>,
     /// The number of tokens of the prompt.
     pub prompt: usize,
-    /// The number of tokens at the end.
+    /// The number of tokens at which the request ends.
     pub end: usize,
-    /// The tokens whose rows are in the cache.
+    /// The number of tokens whose rows are in the cache.
     pub cached: usize,
-    /// The pages that it refers to.
+    /// The pages that the request refers to.
     pub pages: Vec<i32>,
     arrived: Instant,
     first_token: Option<Instant>,
 }
 
 impl Request {
-    /// A request that has just arrived, for `more` tokens behind its prompt.
+    /// Makes a request that has just arrived, for `more` tokens after its prompt.
     pub fn new(id: RequestId, prompt: Vec<u32>, more: usize) -> Self {
         Self {
             id,
@@ -48,20 +48,20 @@ impl Request {
         }
     }
 
-    /// Begins behind what these pages of `page` tokens hold: the whole beginning of its tokens.
+    /// Skips the tokens in these pages of `page` tokens, which hold the beginning of the request.
     pub fn start_behind(&mut self, pages: Vec<i32>, page: usize) {
-        // At least the last token goes through the model, for the one behind it.
+        // The model has to compute at least the last token, in order to get the next one.
         self.cached = (pages.len() * page).min(self.tokens.len() - 1);
         self.pages = pages;
     }
 
-    /// The tokens that have to go through the model before the next one is known: one for a request
-    /// that decodes.
+    /// Returns the number of tokens that the model has to compute before the next one is known. It
+    /// is 1 for a request that decodes.
     pub fn pending(&self) -> usize {
         self.tokens.len() - self.cached
     }
 
-    /// True if one token is pending: the next step computes it and generates the one after it.
+    /// True if one token is pending. The next step computes it and generates the token after it.
     pub fn decodes(&self) -> bool {
         self.pending() == 1
     }
@@ -71,19 +71,19 @@ impl Request {
         self.tokens.len() >= self.end
     }
 
-    /// The generated tokens.
+    /// Returns the generated tokens.
     pub fn generated(&self) -> &[u32] {
         &self.tokens[self.prompt..]
     }
 
-    /// Adds generated tokens; those beyond the end are dropped.
+    /// Adds generated tokens. Tokens beyond the end are dropped.
     pub fn push(&mut self, tokens: &[u32]) {
         self.first_token.get_or_insert_with(Instant::now);
         let room = self.end - self.tokens.len();
         self.tokens.extend(tokens.iter().take(room));
     }
 
-    /// The time from its arrival to its first token.
+    /// Returns the time from the request's arrival to its first token.
     pub fn time_to_first_token(&self) -> Option<Duration> {
         Some(self.first_token? - self.arrived)
     }

@@ -1,4 +1,4 @@
-//! A step on the device: from requests with new tokens to the likeliest token behind each of them.
+//! A step on the device: from requests with new tokens to the likeliest token after each of them.
 
 use std::ops::Range;
 
@@ -16,40 +16,43 @@ use crate::tensor::Ids;
 
 /// The part of one request in a step.
 pub struct Brought<'a> {
-    /// Its new tokens.
+    /// The request's new tokens.
     pub tokens: &'a [u32],
-    /// The tokens in the cache once they are there.
+    /// The number of the request's tokens, including the new ones.
     pub total: usize,
-    /// The pages of all of them.
+    /// The pages of all these tokens.
     pub pages: &'a [i32],
 }
 
 /// The size of a runner.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// The pages of the cache.
+    /// The number of pages of the cache.
     pub pages: usize,
-    /// Tokens in a page.
+    /// The number of tokens in a page.
     pub page_size: usize,
-    /// The maximal number of requests of a step.
+    /// The maximum number of requests of a step.
     pub requests: usize,
-    /// The maximal number of new tokens of a step.
+    /// The maximum number of new tokens of a step.
     pub tokens: usize,
-    /// The maximal number of tokens of a request.
+    /// The maximum number of tokens of a request.
     pub max_len: usize,
-    /// The maximal number of drafts of a request.
+    /// The maximum number of drafts of a request.
     pub drafts: usize,
-    /// True if a request's bits may not depend on the others of its steps.
+    /// True if a request's bits must not depend on the other requests of its steps.
     pub batch_invariant: bool,
 }
 
 impl Size {
-    /// The maximum of every size: pages, positions and token counts are 32-bit numbers on a device.
+    /// The maximum of every size, since pages, positions and token counts are 32-bit numbers on a
+    /// device.
     pub const MAX: usize = i32::MAX as usize - 1;
 
+    /// Checks the sizes.
+    ///
     /// # Errors
     ///
-    /// If a size is 0 or more than the device counts, or a step has no room for a token of each
+    /// If a size is 0 or exceeds the device's numbers, or a step has no room for a token of each
     /// request.
     pub fn check(&self) -> Result<()> {
         for (field, given, min, max) in [
@@ -58,7 +61,7 @@ impl Size {
             ("requests", self.requests, 1, Self::MAX),
             ("tokens", self.tokens, self.requests, Self::MAX),
             ("max_len", self.max_len, 1, Self::MAX),
-            // A step holds the drafts together with the token before them.
+            // A step holds the drafts and the token before them.
             ("drafts", self.drafts, 0, self.tokens.saturating_sub(1)),
         ] {
             if !(min..=max).contains(&given) {
@@ -145,13 +148,14 @@ impl<D: Graphs> Runner<D> {
         })
     }
 
-    /// The names of the backends.
+    /// Returns the names of the backends.
     pub fn backends(&self) -> [&'static str; 2] {
         let layer = self.model.layer();
         [layer.prefill().spec().name, layer.decode().spec().name]
     }
 
-    /// The likeliest tokens behind each request's new ones, request by request as they were given.
+    /// Runs a step, and returns the likeliest tokens after each request's new ones, in the order of
+    /// the requests.
     ///
     /// # Errors
     ///
@@ -185,7 +189,7 @@ impl<D: Graphs> Runner<D> {
         Ok(self.rows.iter().map(of).collect())
     }
 
-    /// The bytes of the logits behind each token that a request brought to the last step.
+    /// Returns the bytes of the logits after each of a request's tokens in the last step.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
-//! The scheduler: it chooses the requests of a step, and the number of tokens of each.
+//! The scheduler. It chooses the requests of a step, and the number of tokens of each.
 //!
-//! Requests that decode come first, each with its drafts; what is left of a step's tokens goes to
-//! prompts, in parts if need be. A request that finds no page waits until the youngest ones have
-//! given theirs back: they start again later, with what they have generated as part of their
-//! prompt. The oldest request therefore always proceeds.
+//! Requests that decode come first, each with its drafts. The rest of a step's tokens is used for
+//! prompts, in parts if necessary. If a request finds no free page, the youngest requests release
+//! theirs. They start again later, with the generated tokens as a part of their prompt. The oldest
+//! request therefore always proceeds.
 
 use std::collections::VecDeque;
 
@@ -15,21 +15,20 @@ use crate::request::{Request, RequestId};
 
 /// The part of one running request in a step.
 pub struct Share {
-    /// The request.
+    /// The request's number.
     pub id: RequestId,
-    /// Tokens that are known, from the first that is not in the cache.
+    /// The number of known tokens, from the first one that is not in the cache.
     pub known: usize,
-    /// Guesses behind them.
+    /// Drafts after the known tokens.
     pub drafts: Vec<u32>,
 }
 
-/// A page to copy before the step, and where to: someone is about to write to a page that others
-/// read.
+/// A page to copy before the step. A request is about to write to a page that others read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Copy {
-    /// The page as it is.
+    /// The shared page.
     pub from: i32,
-    /// The writer's own.
+    /// The writer's own page.
     pub to: i32,
 }
 
@@ -37,7 +36,7 @@ pub struct Copy {
 pub struct Scheduler {
     pages: Pages,
     waiting: VecDeque<Request>,
-    /// The oldest first.
+    /// The running requests, the oldest first.
     running: Vec<Request>,
     max_requests: usize,
     max_tokens: usize,
@@ -45,8 +44,8 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler of steps of at most `requests` requests and `tokens` tokens, with at most
-    /// `drafts` drafts a request.
+    /// Makes a scheduler of steps of at most `requests` requests and `tokens` tokens, with at most
+    /// `drafts` drafts per request.
     pub fn new(pages: Pages, requests: usize, tokens: usize, drafts: usize) -> Self {
         Self {
             pages,
@@ -58,32 +57,32 @@ impl Scheduler {
         }
     }
 
-    /// The page allocator.
+    /// Returns the page allocator.
     pub fn pages(&self) -> &Pages {
         &self.pages
     }
 
-    /// The running requests, the oldest first.
+    /// Returns the running requests, the oldest first.
     pub fn running(&self) -> &[Request] {
         &self.running
     }
 
-    /// The number of waiting requests.
+    /// Returns the number of waiting requests.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Takes a request in.
+    /// Adds a request to the waiting ones.
     pub fn add(&mut self, request: Request) {
         self.waiting.push_back(request);
     }
 
-    /// A running request.
+    /// Returns a running request.
     pub fn get(&self, id: RequestId) -> Option<&Request> {
         self.running.iter().find(|request| request.id == id)
     }
 
-    /// Takes a request out, its pages given back.
+    /// Removes a request, and releases its pages.
     pub fn remove(&mut self, id: RequestId) -> Option<Request> {
         let found = |request: &Request| request.id == id;
         let mut request = match self.running.iter().position(found) {
@@ -94,7 +93,7 @@ impl Scheduler {
         Some(request)
     }
 
-    /// Plans a step; `copy` copies a page before it.
+    /// Plans a step. `copy` is called to copy a page before the step.
     ///
     /// # Errors
     ///
@@ -108,7 +107,7 @@ impl Scheduler {
         let mut shares: Vec<Share> = Vec::new();
         let mut left = self.max_tokens;
         for decodes in [true, false] {
-            // Ids are collected first, since some requests may be sent back meanwhile.
+            // Ids are collected first, since some requests may be sent back in the loop.
             let of_kind = |request: &&Request| request.decodes() == decodes;
             let ids = self
                 .running
@@ -132,8 +131,8 @@ impl Scheduler {
         Ok(shares)
     }
 
-    /// Notes what a step has made of a request: `accepted` of its new tokens stay, and `tokens` are
-    /// new.
+    /// Records the result of a step for a request: `accepted` of its new tokens stay, and `tokens`
+    /// are added.
     pub fn advance(&mut self, id: RequestId, accepted: usize, tokens: &[u32]) {
         let Some(request) = self.running.iter_mut().find(|request| request.id == id) else {
             return;
@@ -144,8 +143,8 @@ impl Scheduler {
             .register(&request.tokens[..request.cached], &request.pages);
     }
 
-    /// Lets requests run for which there is room, each with the pages of what others have computed
-    /// already.
+    /// Starts waiting requests for which there is room. Each gets the pages that others have
+    /// already computed.
     fn admit(&mut self, metrics: &mut Metrics) {
         while self.running.len() < self.max_requests {
             let Some(mut request) = self.waiting.pop_front() else {
@@ -154,7 +153,8 @@ impl Scheduler {
             let page = self.pages.page_size();
             let shared = self.pages.share(&request.tokens);
             let needed = request.tokens.len().div_ceil(page) - shared.len();
-            // One more for what it will generate, unless it has the whole cache for itself.
+            // One more page is for generated tokens, unless the request has the whole cache for
+            // itself.
             let fits = needed < self.pages.available() || self.running.is_empty();
             request.start_behind(shared, page);
             if !fits {
@@ -167,8 +167,8 @@ impl Scheduler {
         }
     }
 
-    /// Looks again for what others have computed, for a request that has nothing: they may have
-    /// done so since it was let in.
+    /// Looks again for shared pages, for a request without pages. Other requests may have computed
+    /// some since it was started.
     fn share_prefix(&mut self, id: RequestId, metrics: &mut Metrics) {
         let page = self.pages.page_size();
         let nothing = |request: &&mut Request| request.id == id && request.pages.is_empty();
@@ -196,8 +196,8 @@ impl Scheduler {
         }
     }
 
-    /// Gets a request the pages of `total` tokens; those that it will write are its own. Returns
-    /// false if there are none: then it was sent back or waits.
+    /// Gives a request the pages for `total` tokens. Pages that it will write are its own. Returns
+    /// false if there are not enough pages. The request was then sent back, or it waits.
     fn reserve(
         &mut self,
         id: RequestId,
@@ -212,8 +212,8 @@ impl Scheduler {
                 return Ok(false);
             };
             let request = &mut self.running[at];
-            // The first page that is written may be another's, too: only the last one that was
-            // shared can be.
+            // The first written page may be shared. It is the only one of the written pages that
+            // can be.
             let first = request.cached / page_size;
             let foreign = request.pages.get(first).copied();
             let foreign = foreign.filter(|page| !self.pages.is_private(*page));

@@ -1,5 +1,5 @@
-//! The display in a terminal while the engine runs: a line of its state, and above it the tokens as
-//! they come.
+//! The display in a terminal while the engine runs. A line shows its state, and the tokens appear
+//! above it.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
@@ -14,7 +14,7 @@ use crate::request::{Ending, RequestId};
 /// The number of a request's tokens in a line.
 const LINE: usize = 12;
 
-/// The live line, and what each request has said since its last line.
+/// The line of state, and the tokens of each request since its last line.
 pub struct Status {
     bar: ProgressBar,
     unsaid: BTreeMap<RequestId, String>,
@@ -22,7 +22,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// Shows a line that moves from the first moment.
+    /// Shows the line of state, which moves from the beginning.
     pub fn new(message: &str) -> Self {
         let bar = ProgressBar::new_spinner();
         if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed_precise} {msg}") {
@@ -37,11 +37,11 @@ impl Status {
         }
     }
 
-    /// Shows what a step has done.
+    /// Shows the events of a step.
     ///
     /// # Errors
     ///
-    /// If it cannot be written.
+    /// If they cannot be written.
     pub fn show<D: Graphs>(&mut self, engine: &Engine<D>, events: &[Event]) -> io::Result<()> {
         for event in events {
             match event {
@@ -61,16 +61,16 @@ impl Status {
         Ok(())
     }
 
-    /// Takes the line away.
+    /// Removes the line of state.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
 
-    /// A line of its own, above.
+    /// Writes a line above the line of state.
     ///
     /// # Errors
     ///
-    /// If it cannot be written: its reader may have stopped before its end.
+    /// If the line cannot be written, for example because its reader has stopped reading.
     pub fn line(&self, text: &str) -> io::Result<()> {
         self.bar.suspend(|| writeln!(io::stdout(), "{text}"))
     }
@@ -107,7 +107,7 @@ impl Status {
     }
 }
 
-/// A token as a syllable or two, since a model of random weights has no words.
+/// Returns a token as one or two syllables, since a model of random weights has no words.
 fn word(mut token: u32) -> String {
     const FIRST: [&str; 16] = [
         "b", "d", "f", "g", "h", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "sh",

@@ -1,4 +1,4 @@
-//! A matrix in a device's memory, and the views of it that products and layers take.
+//! A matrix in a device's memory, and the views of it that GEMMs and layers take.
 
 use mla_runtime::Result;
 use mla_runtime::prelude::*;
@@ -10,7 +10,7 @@ pub struct Tensor<D: Device> {
 }
 
 impl<D: Device> Tensor<D> {
-    /// `elements` zeros.
+    /// Makes `elements` zeros.
     ///
     /// # Errors
     ///
@@ -20,7 +20,7 @@ impl<D: Device> Tensor<D> {
         Ok(Self { buffer, dtype })
     }
 
-    /// Numbers around `mean`, evenly within `spread`.
+    /// Makes random numbers around `mean`, evenly distributed within `spread`.
     ///
     /// # Errors
     ///
@@ -46,11 +46,11 @@ impl<D: Device> Tensor<D> {
         Ok(tensor)
     }
 
-    /// The first elements as a tensor of this shape.
+    /// Returns the first elements as a tensor of this shape.
     ///
     /// # Errors
     ///
-    /// If there are fewer.
+    /// If there are fewer elements.
     pub fn view(&self, shape: [usize; 3]) -> Result<TensorRef<'_, D>> {
         TensorRef::new(
             D::bytes(&self.buffer),
@@ -58,22 +58,22 @@ impl<D: Device> Tensor<D> {
         )
     }
 
-    /// The same, to write.
+    /// Returns the same view for writing.
     ///
     /// # Errors
     ///
-    /// If there are fewer.
+    /// If there are fewer elements.
     pub fn view_mut(&mut self, shape: [usize; 3]) -> Result<TensorMut<'_, D>> {
         let layout = Layout::contiguous(self.dtype, shape);
         TensorMut::new(D::bytes_mut(&mut self.buffer), layout)
     }
 }
 
-/// Whole numbers in a device's memory: token ids.
+/// Token ids in a device's memory.
 pub struct Ids<D: Device>(D::Buffer);
 
 impl<D: Device> Ids<D> {
-    /// Room for `count`, zeros at first.
+    /// Makes room for `count` ids, which are 0 at first.
     ///
     /// # Errors
     ///
@@ -82,22 +82,22 @@ impl<D: Device> Ids<D> {
         device.allocate(4 * count).map(Self)
     }
 
-    /// Writes the first ones.
+    /// Writes the first ids.
     ///
     /// # Errors
     ///
-    /// If there are fewer, or the device fails.
+    /// If there is room for fewer ids, or the device fails.
     pub fn upload(&mut self, device: &D, ids: &[i32]) -> Result<()> {
         let bytes: &[u8] = bytemuck::cast_slice(ids);
         let (to, _) = D::split_mut(D::bytes_mut(&mut self.0), bytes.len());
         device.upload(bytes, to)
     }
 
-    /// Reads the first `count`, after everything enqueued before.
+    /// Reads the first `count` ids, after everything that was enqueued before.
     ///
     /// # Errors
     ///
-    /// If there are fewer, or the device fails.
+    /// If there are fewer ids, or the device fails.
     pub fn download(&self, device: &D, count: usize) -> Result<Vec<i32>> {
         let mut ids = vec![0; count];
         let from = D::byte_range(D::bytes(&self.0), 0..4 * count);
@@ -105,12 +105,12 @@ impl<D: Device> Ids<D> {
         Ok(ids)
     }
 
-    /// All of them.
+    /// Returns all ids.
     pub fn bytes(&self) -> D::Bytes<'_> {
         D::bytes(&self.0)
     }
 
-    /// All of them, to write.
+    /// Returns all ids for writing.
     pub fn bytes_mut(&mut self) -> D::BytesMut<'_> {
         D::bytes_mut(&mut self.0)
     }

@@ -1,4 +1,4 @@
-//! The program as a user calls it.
+//! Tests of the program as a user calls it.
 
 use std::process::{Command, Output, Stdio};
 

@@ -1,4 +1,5 @@
-//! The engine on the CPU: what a request gets does not depend on the others, and no page is lost.
+//! Tests of the engine on the CPU: the tokens of a request do not depend on others, and no page is
+//! lost.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use engine::request::{Ending, RequestId};
 use engine::runner::{Brought, Runner, Size};
 use mla_cpu::Cpu;
 
-/// Two layers so small that a test runs hundreds of steps.
+/// A model of two layers, small enough for hundreds of steps in a test.
 const TINY: &str = r#"{
     "model_type": "deepseek_v3", "vocab_size": 64, "hidden_size": 48, "intermediate_size": 64,
     "moe_intermediate_size": 24, "n_routed_experts": 8, "n_shared_experts": 2,
@@ -37,7 +38,7 @@ fn tiny(size: Size) -> Engine<Cpu> {
     Engine::new(&Cpu::new(), &config, &size, 7).unwrap()
 }
 
-/// The generated tokens of each request, and its end.
+/// The generated tokens of each request, and the way it ended.
 #[derive(Default)]
 struct Generated {
     tokens: BTreeMap<RequestId, Vec<u32>>,
@@ -57,7 +58,7 @@ impl Generated {
     }
 }
 
-/// Runs to the end, within a limited number of steps.
+/// Runs all requests to their ends, within a limited number of steps.
 fn run(engine: &mut Engine<Cpu>, generated: &mut Generated, max: usize) -> Result<()> {
     for _ in 0..max {
         generated.take(engine.step()?);
@@ -73,7 +74,8 @@ fn assert_nothing_lost(engine: &Engine<Cpu>) {
     assert_eq!((pages.used(), pages.available()), (0, pages.count()));
 }
 
-/// Prompts of many lengths: some with the same beginning, two the same, one that fills its pages.
+/// Returns prompts of many lengths. Some have the same beginning, two are equal, and one fills its
+/// pages.
 fn prompts() -> Vec<Vec<u32>> {
     let mut random = fastrand::Rng::with_seed(3);
     let mut of = |length: usize| (0..length).map(|_| random.u32(0..64)).collect::<Vec<u32>>();
@@ -86,8 +88,8 @@ fn prompts() -> Vec<Vec<u32>> {
     prompts
 }
 
-/// The output of a fresh engine for each prompt alone, without drafts and with room for all of it
-/// in one step.
+/// Returns the output for each prompt alone in a fresh engine. It has no drafts, and a whole prompt
+/// fits in one step.
 fn alone(prompts: &[Vec<u32>], more: usize) -> Vec<Vec<u32>> {
     let size = Size {
         drafts: 0,
@@ -105,8 +107,8 @@ fn alone(prompts: &[Vec<u32>], more: usize) -> Vec<Vec<u32>> {
     prompts.iter().map(one).collect()
 }
 
-/// The logits of requests that each bring a prompt at once and then token by token what they say,
-/// in steps from `start` on.
+/// Returns the logits of requests in steps from `start` on. Each request brings its prompt at once,
+/// and then one generated token per step.
 fn logits(requests: &[(&[u32], usize)]) -> Vec<Vec<Vec<u8>>> {
     let config = Config::new(TINY).unwrap();
     let size = Size { tokens: 96, ..SIZE };
@@ -157,8 +159,8 @@ fn each_request_has_the_bits_that_it_has_alone() {
 fn a_batch_says_what_each_request_says_alone() {
     let prompts = prompts();
     let expected = alone(&prompts, 20);
-    // With room for all, with few tokens a step, and with so few pages that requests give theirs
-    // back.
+    // There is room for everything, or a step has few tokens, or there are so few pages that
+    // requests release theirs.
     for size in [
         SIZE,
         Size { tokens: 8, ..SIZE },
@@ -172,7 +174,7 @@ fn a_batch_says_what_each_request_says_alone() {
     ] {
         let (mut engine, mut generated) = (tiny(size), Generated::default());
         let mut ids = Vec::new();
-        // They arrive while others run.
+        // These requests arrive while others run.
         for prompt in &prompts {
             ids.push(engine.submit(prompt, 20).unwrap());
             generated.take(engine.step().unwrap());
@@ -200,7 +202,7 @@ fn a_prompt_of_whole_shared_pages_writes_to_a_copy() {
         let id = engine.submit(prompt, 20).unwrap();
         run(&mut engine, &mut generated, 30).unwrap();
         assert_eq!(generated.tokens[&id], expected[0]);
-        // Its last token goes through the model again, for the one behind it.
+        // The model computes its last token again, in order to get the next one.
         let metrics = engine.metrics();
         assert_eq!(
             (metrics.shared_tokens, metrics.copied_pages),
@@ -227,7 +229,7 @@ fn a_cancelled_request_gives_its_pages_back_and_leaves_the_others_alone() {
     for _ in 0..4 {
         generated.take(engine.step().unwrap());
     }
-    // One within its prompt or behind it, and one that has not begun.
+    // One request is running, and another has not begun.
     assert!(engine.scheduler().get(ids[1]).is_some() && engine.scheduler().get(waits).is_none());
     let used = engine.scheduler().pages().used();
     generated.take(engine.cancel(ids[1]).into_iter().collect());
@@ -255,7 +257,7 @@ fn what_cannot_be_served_is_refused_by_its_name() {
     let refused = |engine: &mut Engine<Cpu>, prompt: &[u32], more| {
         engine.submit(prompt, more).unwrap_err().to_string()
     };
-    // Longer than the cache, although a request may have more.
+    // This request is longer than the cache, but within the limit of a request.
     assert_eq!(
         refused(&mut engine, &[1; 39], 2),
         "prompt: given 39 and 2 more, accepted at most 40 tokens in all"
@@ -272,7 +274,7 @@ fn what_cannot_be_served_is_refused_by_its_name() {
         refused(&mut engine, &[3], 0),
         "max_tokens: given 0, accepted 1 and up"
     );
-    // The longest that fits uses every page.
+    // The longest request that fits uses every page.
     let mut generated = Generated::default();
     let id = engine.submit(&[1; 38], 2).unwrap();
     run(&mut engine, &mut generated, 10).unwrap();
@@ -329,7 +331,7 @@ fn what_cannot_be_served_is_refused_by_its_name() {
             SIZE.tokens - 1
         )
     );
-    // The page count is the largest that is accepted, and no machine has memory for it.
+    // This page count is the largest that is accepted, but no machine has memory for it.
     let error = refused(Size {
         pages: Size::MAX,
         ..SIZE
@@ -350,7 +352,7 @@ fn an_exhausted_pool_sends_the_youngest_back_and_all_get_to_their_end() {
         .map(|_| (0..8).map(|_| random.u32(0..64)).collect())
         .collect();
     let expected = alone(&prompts, 24);
-    // Each needs eight pages in the end: there is room for one and a half.
+    // Each request needs eight pages at its end, so there is room for one and a half requests.
     let (mut engine, mut generated) = (tiny(Size { pages: 12, ..SIZE }), Generated::default());
     let ids: Vec<RequestId> = prompts
         .iter()

@@ -1,10 +1,11 @@
-//! Counts the lines of the engine that use the library: those that an author writes for a step.
+//! Counts the lines of the engine that use the library in a step.
 
 const ATTENTION: &str = include_str!("../src/attention.rs");
 const RUNNER: &str = include_str!("../src/runner.rs");
 const CUDA: &str = include_str!("../src/graphs/cuda.rs");
 
-/// The lines of code behind each comment `// The library, for …:` up to `// End of the library.`
+/// Returns the lines of code after each comment `// The library, for …:`, up to `// End of the
+/// library.`
 fn marked(source: &str) -> Vec<(&str, Vec<&str>)> {
     let mut parts: Vec<(&str, Vec<&str>)> = Vec::new();
     let mut within = false;
@@ -43,7 +44,7 @@ fn a_step_takes_at_most_25_lines_of_the_library() {
     );
     assert!(layer.len() + plan.len() + prepare.len() <= 25);
     assert!(plan.len() + replay.len() <= 25);
-    // Each call that makes a step is within one of these parts, and nowhere else.
+    // Each call that belongs to a step is within one of these parts.
     for (call, part, source) in [
         (".forward_unrotated(", layer, ATTENTION),
         ("StepPlan::new(", plan, RUNNER),

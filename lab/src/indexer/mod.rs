@@ -1,8 +1,8 @@
-//! `cargo lab indexer`: a sparse layer part by part, from the caches' rows to the output.
+//! `cargo lab indexer`: the parts of a sparse layer, from the caches' rows to the output.
 //!
-//! Every part is timed on its own by the protocol of all benchmarks, and then all together as
-//! [`forward_selecting`](mla_runtime::layer::MlaLayer::forward_selecting) enqueues them. The lists
-//! are compared with f64, and so is the output.
+//! Each part is timed alone by the protocol of all benchmarks. Then all parts are timed together,
+//! as [`forward_selecting`](mla_runtime::layer::MlaLayer::forward_selecting) enqueues them. The
+//! lists and the output are compared with f64.
 
 mod peers;
 mod report;
@@ -32,10 +32,10 @@ pub(crate) struct Args {
     /// Timed runs of each part.
     #[arg(long, value_name = "N", default_value = "30", value_parser = samples)]
     samples: u32,
-    /// Runs of each part that do not count, before the first sample.
+    /// Untimed runs of each part, before the first sample.
     #[arg(long, value_name = "N", default_value = "3", value_parser = warm_up)]
     warm_up: u32,
-    /// Number of tokens whose lists, and of output rows, to compare with the reference.
+    /// Number of lists, and of output rows, to compare with the reference.
     #[arg(long, value_name = "N", default_value = "16", value_parser = positive)]
     check: u32,
     #[command(flatten)]
@@ -65,7 +65,7 @@ impl Args {
     }
 }
 
-/// The table, and whether lists and outputs are right.
+/// Returns the table, and true if lists and outputs are right.
 pub(crate) fn output(args: &Args) -> std::result::Result<(String, bool), CliError> {
     check_files([&args.json])?;
     args.peers.check(args.on.device)?;
@@ -144,7 +144,7 @@ impl IndexedJob for Bench<'_> {
     }
 }
 
-/// The lists and the outputs beside those of the reference.
+/// Compares the lists and the outputs with the reference.
 fn compare<D: IndexDevice>(
     run: &Run<'_, D>,
     indexed: &mut Indexed<D>,

@@ -1,4 +1,4 @@
-//! Published kernels of the indexer on the same batch, which a Python script times by the same
+//! Third-party kernels of the indexer on the same batch. A Python script times them by the same
 //! protocol.
 
 use std::path::PathBuf;
@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use crate::peers::{Line, PeerOutput, refused_python};
 
-/// The program: the helpers of `cargo lab peers`, which does not run here, and what is timed.
+/// The script: the helpers of `cargo lab peers`, with its main part skipped, and the timed
+/// functions.
 const SCRIPT: &str = concat!(
     "__name__ = 'peers'\n",
     include_str!("../../peers/peers.py"),
@@ -19,8 +20,8 @@ const SCRIPT: &str = concat!(
 
 #[derive(clap::Args)]
 pub(crate) struct PeerArgs {
-    /// Peers whose kernels are timed after ours, of deepgemm (logits), vllm and torch (lists), and
-    /// vllm-layer (a decode step of the whole layer).
+    /// Peers to time after our kernels: deepgemm (logits), vllm and torch (lists), and vllm-layer
+    /// (a decode step of the whole layer).
     #[arg(
         long,
         value_name = "NAME",
@@ -28,10 +29,10 @@ pub(crate) struct PeerArgs {
         value_parser = ["deepgemm", "vllm", "torch", "vllm-layer"]
     )]
     peers: Vec<String>,
-    /// A folder with their libraries and packages, where they are not installed.
+    /// Folder with their libraries and packages, if these are not installed.
     #[arg(long, value_name = "DIR", requires = "peers")]
     wheels: Option<PathBuf>,
-    /// A Python that has torch.
+    /// Python that has torch.
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     python: PathBuf,
 }
@@ -39,7 +40,7 @@ pub(crate) struct PeerArgs {
 /// The input of the script.
 #[derive(Serialize)]
 pub(crate) struct Case {
-    /// Query and kv tokens.
+    /// The numbers of query and kv tokens of each request.
     pub(crate) requests: Vec<[u32; 2]>,
     pub(crate) heads: u32,
     pub(crate) topk: u32,
@@ -52,9 +53,9 @@ pub(crate) struct Case {
 #[derive(Serialize)]
 pub(crate) struct LayerCase {
     pub(crate) heads: u32,
-    /// The width of the latent that queries are made from.
+    /// The width of the latent from which queries are made.
     pub(crate) query_rank: usize,
-    /// The format of its cache.
+    /// The format of the layer's cache.
     pub(crate) kv: &'static str,
 }
 
@@ -67,7 +68,7 @@ struct Given<'a> {
 }
 
 impl PeerArgs {
-    /// Refuses peers where they do not run, before anything does.
+    /// Refuses peers on a device that does not run them, before anything is measured.
     pub(crate) fn check(&self, device: DeviceName) -> Result<(), CliError> {
         match (self.peers.is_empty(), device) {
             (true, _) | (_, DeviceName::Cuda) => Ok(()),
@@ -79,8 +80,8 @@ impl PeerArgs {
         }
     }
 
-    /// Times them, `listed` being how many query tokens ours were timed with; nothing if none was
-    /// asked for.
+    /// Times the peers. `listed` is the number of query tokens with which our kernels were timed.
+    /// Returns `None` if no peer is asked for.
     pub(crate) fn time(&self, case: &Case, listed: usize) -> Result<Option<PeerOutput>, CliError> {
         if self.peers.is_empty() {
             return Ok(None);
@@ -98,7 +99,7 @@ impl PeerArgs {
             peers: &self.peers,
             wheels: self.wheels.as_ref(),
         };
-        // Strings and numbers.
+        // Strings and numbers can always be written as JSON.
         let json = serde_json::to_string(&given).expect("a case is JSON");
         let name = self.python.display();
         let mut python = Command::new(&self.python);
@@ -142,7 +143,7 @@ mod tests {
         },
     };
 
-    /// A program that says `lines` in place of Python, and fails if it is not given the case.
+    /// Runs a program in place of Python. It prints `lines`, and fails if it does not get the case.
     #[cfg(unix)]
     fn time(name: &str, lines: &str, listed: usize) -> Result<Option<PeerOutput>, CliError> {
         use std::os::unix::fs::PermissionsExt;
@@ -210,7 +211,7 @@ mod tests {
         "zip",
     ];
 
-    /// Nothing here runs the script, which needs torch and a GPU.
+    /// No test runs the script, since it needs torch and a GPU.
     #[test]
     fn every_function_that_the_script_calls_by_name_is_there() {
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';

@@ -15,15 +15,15 @@ pub(crate) struct Report {
     pub(crate) backends: [String; 2],
     pub(crate) environment: Environment,
     pub(crate) protocol: Protocol,
-    /// The query tokens whose logits are there at a time: the parts of the selection are timed with
-    /// this number of tokens.
+    /// The number of query tokens whose logits are in memory at the same time. The parts of the
+    /// selection are timed with this number of tokens.
     pub(crate) rows: usize,
     pub(crate) parts: Vec<Row>,
     pub(crate) lists: ListErrors,
     /// The largest error of sampled rows of the output.
     pub(crate) largest_error: f64,
     pub(crate) pass: bool,
-    /// The same batch, run by other implementations.
+    /// Times of other implementations for the same batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) beside: Option<PeerOutput>,
 }
@@ -59,7 +59,7 @@ impl Report {
         )
     }
 
-    /// The times of the peers, and our time divided by each.
+    /// Returns a table of the peers' times, and of our time divided by each.
     fn describe_peers(&self, theirs: &PeerOutput) -> String {
         let mut table = table(["peer", "part", "µs", "of ours"]);
         numbers(&mut table, 2..4);

@@ -1,4 +1,4 @@
-//! The steps of a selection, each alone and with memory of its own.
+//! The steps of a selection. Each is timed alone, in its own memory.
 
 use fastrand::Rng;
 use mla_cli::parts::{CliError, Data, Indexed, Lists, Stopwatch, Workload, upload};
@@ -12,16 +12,17 @@ use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, Rotary, TensorMut, Tenso
 
 use crate::timing::Timer;
 
-/// The parts of a selection, with memory of their own.
+/// The parts of a selection, with their own memory.
 pub(crate) struct Steps<D: IndexDevice> {
     config: IndexerConfig,
     page_size: usize,
     columns: usize,
-    /// Pairs of the rows that are scored and the positions that they see, and cached tokens.
+    /// The number of pairs of a scored row and a position that it sees, and the number of cached
+    /// tokens.
     pairs: f64,
     cached: f64,
     scored: Scored<D>,
-    /// Room for the queries as they are projected.
+    /// Memory for the projected queries.
     product: D::Buffer,
     head_weights: D::Buffer,
     values: D::Buffer,
@@ -32,7 +33,7 @@ pub(crate) struct Steps<D: IndexDevice> {
     positions: D::Buffer,
 }
 
-/// The rows that are scored, and their requests.
+/// The scored rows, and their requests.
 struct Scored<D: IndexDevice> {
     rows: usize,
     requests: usize,
@@ -251,10 +252,10 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
     }
 }
 
-/// The workspace of a layer whose backends are selected.
+/// The workspace of a layer with selected backends.
 pub(super) type Space<D> = Workspace<SelectedPrefill<D>, SelectedDecode<D>>;
 
-/// Times the selection, attention to lists that are there, and the layer.
+/// Times the selection, attention to existing lists, and the layer.
 pub(super) fn whole<D: IndexDevice + Stopwatch>(
     timer: &mut Timer<'_, D>,
     layer: &SelectedLayer<D>,
@@ -277,8 +278,8 @@ pub(super) fn whole<D: IndexDevice + Stopwatch>(
     })
 }
 
-/// Pairs of the first `rows` query tokens and the positions that they see, and the cached tokens of
-/// their requests.
+/// Returns the number of pairs of a query token and a position that it sees, and the number of
+/// cached tokens. Only the first `rows` query tokens and their requests count.
 fn pairs_and_cached(workload: &Workload, rows: usize) -> [f64; 2] {
     let (mut pairs, mut cached) = (0.0, 0.0);
     for (request, start) in workload.requests.iter().zip(&workload.token_starts) {
@@ -292,7 +293,7 @@ fn pairs_and_cached(workload: &Workload, rows: usize) -> [f64; 2] {
     [pairs, cached]
 }
 
-/// The rotation of tokens at these positions.
+/// Returns the rotation of tokens at these positions.
 fn rotary<'a, D: IndexDevice>(
     positions: ArrayRef<'a, D, i64>,
     rotation: Option<&'a Rotary<'_, D>>,

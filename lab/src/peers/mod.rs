@@ -1,9 +1,9 @@
-//! `cargo lab peers`: the built-in backends beside published ones, which a Python script times by
-//! the same protocol on the same GPU or processor.
+//! `cargo lab peers`: compares the built-in backends with third-party ones. A Python script times
+//! the latter by the same protocol on the same GPU or CPU.
 //!
-//! Case by case and in rounds, first ours and then the others: a card at the limit of its power
-//! remembers what it did before, so a contender that ran all of its cases first would look better
-//! than it is.
+//! Each case is timed in rounds, first our backends and then the others. A GPU at its power limit
+//! is affected by what it did before. If one contender ran all of its cases first, it would look
+//! better than it is.
 
 mod record;
 mod regions;
@@ -30,56 +30,58 @@ pub(crate) struct Args {
     /// Device to time on.
     #[arg(long, default_value = "cuda")]
     device: DeviceName,
-    /// Cases in JSON [default: those of lab/cases for Hopper, or for a processor].
+    /// Cases in JSON [default: those of lab/cases for Hopper or for a CPU].
     #[arg(long, value_name = "FILE")]
     cases: Option<PathBuf>,
-    /// Only the cases whose ids begin so.
+    /// Run only the cases whose ids begin with this text.
     #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
     only: Vec<String>,
     /// Peers to time. For Hopper: flashmla, fa3, flashinfer (which compiles for two minutes) and
-    /// cudnn. For every GPU since Ampere: flashinfer-fa2 (likewise), triton (vLLM's decode),
-    /// torch-flash (FlashAttention-2) and torch-efficient. On a processor: torch's
+    /// cudnn. For every GPU since Ampere: flashinfer-fa2 (which also compiles), triton (vLLM's
+    /// decode), torch-flash (FlashAttention-2) and torch-efficient. On a CPU: torch's
     /// scaled_dot_product_attention in five forms [default: all four for Hopper, or all five].
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = PEERS)]
     peers: Option<Vec<String>>,
-    /// A folder with their libraries and wheels, where they are not installed.
+    /// Folder with their libraries and wheels, if these are not installed.
     #[arg(long, value_name = "DIR")]
     wheels: Option<PathBuf>,
-    /// A Python that has torch.
+    /// Python that has torch.
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     python: PathBuf,
     /// Timed runs of each case.
     #[arg(long, value_name = "N", default_value = "30", value_parser = samples)]
     samples: u32,
-    /// Rounds that these runs are divided into: in each, all take their turn.
+    /// Number of rounds that these runs are divided into. In each round, all contenders run in
+    /// turn.
     #[arg(long, value_name = "N", default_value = "3", value_parser = positive)]
     rounds: u32,
-    /// Runs of each case that do not count, before each round.
+    /// Untimed runs of each case, before each round.
     #[arg(long, value_name = "N", default_value = "3", value_parser = warm_up)]
     warm_up: u32,
-    /// File for the table as docs/benchmarks keeps it, from which BENCHMARKS.md is rendered.
+    /// File for the table in the form of docs/benchmarks. BENCHMARKS.md is rendered from it.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// File for such a table of the best peer's time divided by ours, by query tiles and context.
-    /// With --plot it is drawn, too.
+    /// File for a similar table of the best peer's time divided by ours, by query tiles and
+    /// context. With --plot it is also drawn.
     #[arg(long, value_name = "FILE")]
     regions: Option<PathBuf>,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// The cases by which backends of a device are compared, whose ids begin as `only` says, or all.
+/// Returns the default cases for a device. If `only` is not empty, their ids must begin with one of
+/// its entries.
 fn default_cases(device: DeviceName, only: &[String]) -> Result<Vec<Case>, CliError> {
     let text = match device {
         DeviceName::Cpu => include_str!("../../cases/cpu.json"),
         DeviceName::Cuda => include_str!("../../cases/hopper.json"),
     };
-    // A test reads both.
+    // A test reads both files.
     cases::select(cases::parse(text).expect("the file is right"), only)
 }
 
 impl Args {
-    /// The peers that are asked for.
+    /// Returns the peers to time.
     fn peers(&self) -> Vec<&str> {
         match (&self.peers, self.device) {
             (Some(peers), _) => peers.iter().map(String::as_str).collect(),
@@ -98,7 +100,7 @@ struct Comparison<'a> {
     theirs: &'a PeerOutput,
 }
 
-/// Has the peers timed after each round of ours, and writes what both took after each case.
+/// Times the peers after each round of our backends, and writes both results after each case.
 struct Timed<'a> {
     args: &'a Args,
     cases: &'a [Case],
@@ -121,7 +123,7 @@ impl Watcher for Timed<'_> {
     }
 }
 
-/// The table, and whether our outputs are right.
+/// Returns the table, and true if our outputs are right.
 pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     args.output.check()?;
     let output = &args.output;
@@ -186,7 +188,7 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
 }
 
 impl Comparison<'_> {
-    /// Writes every file but the plot.
+    /// Writes all files except the plot.
     fn write(&self, args: &Args, cases: &[Case], until: Until) -> Result<(), CliError> {
         let rows = OutputArgs {
             json: None,
@@ -243,7 +245,8 @@ impl Comparison<'_> {
         lines.join("\n") + "\n"
     }
 
-    /// Each case that was timed on both sides, with everything that a step enqueues.
+    /// Returns a point for each case that was timed on both sides, with everything that a step
+    /// enqueues.
     fn points(&self, cases: &[Case]) -> Vec<regions::Point> {
         let point = |case: &Case| {
             let row = self.ours.rows.iter().find(|row| row.id == case.id)?;
@@ -297,7 +300,7 @@ impl Comparison<'_> {
                     }
                     Some(time) => Cell::new(format!("{}  ", number(*time))),
                 });
-                // The limit is that of the whole step. A planned step has no other one.
+                // The limit is that of the whole step, so a planned step has none.
                 let limit = row.of_limit.filter(|_| name == METRICS[0].0);
                 let limit = limit.map(|part| format!("{:.0}%", 100.0 * part));
                 let limit = limit.unwrap_or_default();
@@ -318,7 +321,8 @@ impl Comparison<'_> {
     }
 }
 
-/// A time, by the work that it includes: its name, and where it stands in our rows and in a peer's.
+/// A time, defined by the work that it includes: its name, and how to read it from our rows and
+/// from a peer's.
 type Metric = (
     &'static str,
     fn(&Row) -> Option<f64>,
@@ -337,7 +341,7 @@ mod tests {
     use super::script::Times;
     use super::*;
 
-    /// The rounds and rows that were told of.
+    /// The rounds and rows that were reported.
     #[derive(Default)]
     struct Finished {
         rounds: Vec<(String, usize)>,

@@ -1,11 +1,11 @@
-//! Tables with what they were measured on, as docs/benchmarks keeps them.
+//! Tables with the conditions of their measurement, in the form of docs/benchmarks.
 
 use comfy_table::{Cell, Row, Table};
 use mla_cli::parts::Report;
 use serde_json::{Value, json};
 
-/// The record of a table: the report's card, driver, date, commit and command, then the cells, a
-/// row in a line.
+/// Returns the record of a table: the report's GPU, driver, date, commit and command, and then the
+/// cells, one row per line.
 pub(crate) fn of(report: &Report, table: &Table) -> String {
     let environment = &report.environment;
     let (machine, versions) = (&environment.machine, &environment.versions);

@@ -1,5 +1,5 @@
-//! Speed over the best peer by region: by the number of query tiles and the length of the context
-//! that they attend to.
+//! Speed relative to the best peer by region. A region is a range of query tiles and a range of
+//! context lengths.
 
 use std::collections::BTreeMap;
 
@@ -7,16 +7,16 @@ use comfy_table::Table;
 
 use mla_cli::parts::{Case, CaseKind, Scatter};
 
-/// Query rows of a tile: tokens and heads of a decode, tokens of each head of a prefill.
+/// Query rows of a tile. In decode these are tokens and heads, in prefill the tokens of each head.
 const TILE_ROWS: u64 = 128;
 
-/// The maximal number of query tiles of a region; an H100 or H200 has 132 SMs.
+/// The maximum number of query tiles of each region. An H100 or H200 has 132 SMs.
 const TILES: [u64; 5] = [32, 65, 132, 396, u64::MAX];
 
-/// The maximal number of context tokens of a request in a region.
+/// The maximum number of context tokens of a request in each region.
 const CONTEXT: [u32; 6] = [0, 2048, 8192, 32768, 65536, u32::MAX];
 
-/// A case, and the best peer's time divided by ours.
+/// A case, with the best peer's time divided by ours.
 #[derive(Clone, Copy)]
 pub(crate) struct Point {
     kind: &'static str,
@@ -54,7 +54,7 @@ impl Point {
     }
 }
 
-/// Lengths as people name them.
+/// Formats a length as people name it.
 fn length(tokens: u32) -> String {
     match tokens {
         0..1024 => tokens.to_string(),
@@ -80,7 +80,7 @@ fn context_regions() -> Vec<String> {
     CONTEXT.iter().enumerate().map(name).collect()
 }
 
-/// The first bound that holds the number.
+/// Returns the index of the first bound that the number does not exceed.
 fn region<T: PartialOrd + Copy>(bounds: &[T], number: T) -> usize {
     bounds.iter().take_while(|max| number > **max).count()
 }
@@ -91,14 +91,15 @@ fn kinds(points: &[Point]) -> Vec<&'static str> {
     kinds
 }
 
-/// Geometric mean and minimum.
+/// Returns the geometric mean and the minimum.
 pub(crate) fn mean_and_min(ratios: &[f64]) -> (f64, f64) {
     let mean = ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64;
     let min = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     (mean.exp(), min)
 }
 
-/// The regions of each kind of attention, with the geometric mean and minimum of their ratios.
+/// Returns the regions of each kind of attention, with the geometric mean and minimum of their
+/// ratios.
 pub(crate) fn table(points: &[Point]) -> Table {
     let (rows, columns) = (tile_regions(), context_regions());
     let mut cells: BTreeMap<(&str, usize, usize), Vec<f64>> = BTreeMap::new();
@@ -131,8 +132,8 @@ pub(crate) fn table(points: &[Point]) -> Table {
     table
 }
 
-/// A drawing for each kind of attention: ratios over query tiles, a colour for each region of
-/// context.
+/// Returns a drawing for each kind of attention: ratios over query tiles, with a colour for each
+/// region of context.
 pub(crate) fn scatters(points: &[Point]) -> Vec<Scatter> {
     let names = context_regions();
     let of_kind = |kind: &str| {
@@ -185,7 +186,7 @@ mod tests {
         };
         let chunk = CaseKind::Prefill { causal: false };
         let prompt = CaseKind::Prefill { causal: true };
-        // A tile of each head; 200 tokens are two.
+        // Each head has a tile, and 200 tokens have two.
         assert_eq!(place(&case(8, chunk, &[(16, 32768)])), (8, 32768));
         assert_eq!(place(&case(8, prompt, &[(200, 200), (1, 1)])), (24, 0));
         // The heads of a token share a tile.

@@ -1,4 +1,4 @@
-//! The Python script that times the peers, and what it says.
+//! The Python script that times the peers, and its output.
 
 use std::io::{BufRead, BufReader, Read, Write as _};
 use std::path::PathBuf;
@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use super::Args;
 
-/// The program, so that no file has to be found where only the command is installed.
+/// The script is in the program, so that no file is needed beside the installed command.
 const SCRIPT: &str = include_str!("../../peers/peers.py");
 
-/// The peers that it can time: four for Hopper, four for every GPU since Ampere, and five for a
-/// processor.
+/// The peers that the script can time: four for Hopper, four for every GPU since Ampere, and five
+/// for a CPU.
 pub(crate) const PEERS: [&str; 13] = [
     "flashmla",
     "fa3",
@@ -87,7 +87,7 @@ pub(crate) enum Line {
         refused: String,
     },
     Times(Times),
-    /// The peer that is at work, and its case.
+    /// The running peer, and its case.
     Progress {
         progress: String,
     },
@@ -101,7 +101,7 @@ pub(crate) enum Line {
     },
 }
 
-/// A round of a case as the script takes it.
+/// A round of a case in the script's form.
 #[derive(Serialize)]
 struct Round<'a> {
     samples: usize,
@@ -110,7 +110,7 @@ struct Round<'a> {
     heads: u32,
     dtype: &'static str,
     causal: bool,
-    /// Query and kv tokens.
+    /// The numbers of query and kv tokens of each request.
     requests: Vec<[u32; 2]>,
     #[serde(flatten)]
     sparse: Option<RoundLists>,
@@ -121,13 +121,13 @@ struct Round<'a> {
 struct RoundLists {
     cache: &'static str,
     topk: u32,
-    /// The positions in its request that each query token attends to. Absent where the case is that
-    /// of the round before, since there are many of them.
+    /// The positions in its request that each query token attends to. Absent if the case is that of
+    /// the preceding round, since there are many positions.
     #[serde(skip_serializing_if = "Option::is_none")]
     positions: Option<Vec<Vec<u32>>>,
 }
 
-/// Tokens in a page of the cache, in all cases.
+/// Tokens in a page of the cache, for all cases.
 const PAGE: u32 = 64;
 
 impl<'a> Round<'a> {
@@ -194,30 +194,30 @@ pub(crate) fn check_python(args: &Args) -> Result<(), CliError> {
     Err(refused_python(format!("{}: {last}", args.python.display())))
 }
 
-/// The script at work: it loads the peers once, and times them on each case that it is given.
+/// The running script. It loads the peers once, and times them on each case that it gets.
 pub(crate) struct Script {
     python: PathBuf,
     child: Child,
-    /// Closed when there are no more.
+    /// The script's input. It is closed when there are no more rounds.
     rounds: Option<ChildStdin>,
     lines: BufReader<ChildStdout>,
-    /// Shows what libraries say, until they are gone.
+    /// A thread that shows messages of libraries until they end.
     aside: Option<JoinHandle<()>>,
     progress: Progress,
     theirs: PeerOutput,
-    /// The case of the round before.
+    /// The case of the preceding round.
     current: Option<String>,
 }
 
 impl Script {
-    /// Starts it and waits until the peers are loaded: what that takes of the machine must not fall
-    /// on our times.
+    /// Starts the script and waits until the peers are loaded, so that loading does not affect our
+    /// times.
     pub(crate) fn start(args: &Args, progress: &Progress) -> Result<Self, CliError> {
         let mut python = Command::new(&args.python);
         python.args(["-c", SCRIPT, "--peers", &args.peers().join(",")]);
         python.args(["--warm-up", &args.warm_up.to_string()]);
         if args.device == DeviceName::Cpu {
-            // The same number of threads as ours.
+            // The peers get the same number of threads as our backends.
             let threads = mla_cpu::Cpu::new().threads();
             python.args(["--device", "cpu", "--threads", &threads.to_string()]);
         }
@@ -231,7 +231,7 @@ impl Script {
             .spawn()
             .map_err(|error| cannot_start(args, &error))?;
         let rounds = child.stdin.take();
-        // They are pipes: so they were asked for above.
+        // Both are pipes, as asked for above.
         let lines = child.stdout.take().expect("the script's output is a pipe");
         let errors = child.stderr.take().expect("the script's errors are a pipe");
         let beside = progress.clone();
@@ -267,11 +267,11 @@ impl Script {
         }
     }
 
-    /// Has the peers timed on a case, for one round.
+    /// Times the peers on a case, for one round.
     pub(crate) fn time(&mut self, case: &Case, samples: usize) -> Result<(), CliError> {
         let is_new = self.current.as_ref() != Some(&case.id);
         self.current = Some(case.id.clone());
-        // Strings and numbers.
+        // Strings and numbers can always be written as JSON.
         let json =
             serde_json::to_string(&Round::new(case, samples, is_new)).expect("a round is JSON");
         let written = self
@@ -282,18 +282,18 @@ impl Script {
             Some(Ok(())) => {
                 self.read(|line| matches!(line, Line::Done { done } if *done == case.id))?
             }
-            // It has ended before its time.
+            // The script has ended early.
             _ => false,
         };
         if is_done { Ok(()) } else { Err(self.failed()) }
     }
 
-    /// The output so far.
+    /// Returns the output so far.
     pub(crate) const fn theirs(&self) -> &PeerOutput {
         &self.theirs
     }
 
-    /// The whole output, once it has ended.
+    /// Waits for the script's end, and returns its whole output.
     pub(crate) fn finish(mut self) -> Result<PeerOutput, CliError> {
         self.rounds = None;
         self.read(|_| false)?;
@@ -303,23 +303,23 @@ impl Script {
         }
     }
 
-    /// Reads to the `last` line, or to the end; says whether there was such a line.
+    /// Reads up to the `last` line or to the end. Returns true if there was such a line.
     fn read(&mut self, last: impl FnMut(&Line) -> bool) -> Result<bool, CliError> {
         self.theirs.read(&mut self.lines, &self.progress, last)
     }
 
-    /// Its end, with everything shown that came before.
+    /// Waits for the script's end, after showing everything that it printed.
     fn wait(&mut self) -> std::io::Result<ExitStatus> {
         let status = self.child.wait();
         if let Some(aside) = self.aside.take() {
-            // It only prints.
+            // The thread only prints.
             let _ = aside.join();
         }
         status
     }
 
     fn failed(&mut self) -> CliError {
-        // A script without further rounds ends, if it has not yet.
+        // Without further rounds, the script ends by itself.
         self.rounds = None;
         let status = match self.wait() {
             Ok(status) => status.to_string(),
@@ -336,17 +336,17 @@ impl Script {
     }
 }
 
-/// Shows lines above what is drawn.
+/// Shows lines above the progress bar.
 fn show(from: impl Read, progress: &Progress) {
     for line in lines(BufReader::new(from)) {
-        // A library's broken pipe is none of ours.
+        // An error of the pipe is not an error of ours.
         let Ok(line) = line else { return };
         progress.line(&String::from_utf8_lossy(&line));
     }
 }
 
 impl PeerOutput {
-    /// Reads to the `last` line, or to the end; says whether there was such a line.
+    /// Reads up to the `last` line or to the end. Returns true if there was such a line.
     pub(crate) fn read(
         &mut self,
         from: impl BufRead,
@@ -356,7 +356,7 @@ impl PeerOutput {
         for line in lines(from) {
             let line = line?;
             let line = String::from_utf8_lossy(&line);
-            // Libraries print what they like.
+            // Libraries may print other lines.
             let Ok(line) = serde_json::from_str(&line) else {
                 progress.line(&line);
                 continue;
@@ -467,12 +467,12 @@ mod tests {
         assert_eq!(theirs.peers.len(), 1);
         assert_eq!(theirs.peers[0].e2e_us, Some(2.5));
         assert_eq!(theirs.peers[0].planned_us, Some(1.125));
-        // It ended before this one was done.
+        // The script ended before this case was done.
         assert!(!theirs.read(&mut lines, &progress, is_done("b")).unwrap());
         assert_eq!(theirs.peers.len(), 2);
     }
 
-    /// Starts a program that says `lines` in place of Python.
+    /// Starts a program in place of Python that prints `lines`.
     #[cfg(unix)]
     fn start(name: &str, lines: &str) -> Result<Script, CliError> {
         use std::os::unix::fs::PermissionsExt;

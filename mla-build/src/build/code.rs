@@ -1,4 +1,4 @@
-//! The GPU code of a build as files of its own, if it is asked for.
+//! The GPU code of a build as separate files, if they are asked for.
 
 use std::{
     fs,
@@ -16,8 +16,8 @@ use crate::{
 };
 
 impl Plan {
-    /// Compiles each unit for each of its targets into a file of its own, and describes them, if
-    /// a folder for them is named.
+    /// Compiles each unit for each of its targets into a separate file and describes these files,
+    /// if a folder for them is named.
     pub(super) fn write_code(&self, bindings: Option<&Path>) -> Result<(), Error> {
         let (kernels, root) = (&self.library.kernels, &self.library.root);
         let asked = || variables::set(variables::CODE).map(PathBuf::from);
@@ -65,7 +65,7 @@ impl Plan {
         fs::write(&path, text + "\n").map_err(Error::file("write", &path))
     }
 
-    /// One unit for its one target.
+    /// Compiles one unit for its one target.
     fn write_code_of(
         &self,
         unit: &Unit,

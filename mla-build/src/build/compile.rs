@@ -1,4 +1,5 @@
-//! Each unit: from the cache, or from the compiler into it.
+//! Compilation of each unit. Its object comes from the cache, or from the compiler and is then
+//! cached.
 
 use std::{
     fs, io,
@@ -24,20 +25,20 @@ use crate::{
 
 /// The state that all compilations of a build share.
 struct Shared<'a> {
-    /// Files that changed since are not trusted.
+    /// Files that changed at this time or later are not trusted.
     trusted: SystemTime,
     hasher: &'a Hasher,
     progress: &'a Progress,
     work_folder: &'a WorkFolder,
-    /// The file of [`Compiler::path_maps`](crate::compiler::Compiler::path_maps).
+    /// The file with the [`Compiler::path_maps`](crate::compiler::Compiler::path_maps).
     maps: &'a Path,
-    /// Set when a unit has failed and the others are not to be compiled.
+    /// Set when a unit has failed and the others need not be compiled.
     is_stopped: AtomicBool,
 }
 
 impl Shared<'_> {
-    /// Ends the compilers of the other units that still run, also one that starts at this moment,
-    /// if the build stops at the first error. Returns true if it does.
+    /// If the build stops at the first error, ends all other compilers that still run, including
+    /// one that starts at this moment. Returns true if the build stops.
     fn is_stopped(&self) -> bool {
         let is_stopped = self.is_stopped.load(Ordering::SeqCst);
         if is_stopped {
@@ -53,8 +54,8 @@ impl Plan {
         limits: &Limits,
         progress: &Progress,
     ) -> Result<Vec<Done>, Error> {
-        // Files that change from here on are not trusted, and the clock of a file system may be
-        // late by one tick of the kernel.
+        // Files that change from here on are not trusted. The clock of a file system may lag behind
+        // by one tick of the kernel, so this waits for longer than a tick.
         let trusted = SystemTime::now();
         thread::sleep(Duration::from_millis(10));
         let hasher = Hasher::default();
@@ -102,7 +103,7 @@ impl Plan {
             };
             done.extend(self.compile_jobs(jobs, limits, &shared)?);
         }
-        // The first failure stays first.
+        // The sort is stable, so the first failure stays first.
         done.sort_by_key(|done| done.failure.is_none().then_some(done.index));
         match done.iter_mut().find_map(|done| done.error.take()) {
             Some(error) => Err(error),
@@ -150,7 +151,7 @@ impl Plan {
         let compiled = compiled.map_err(token())?;
         let (starved, mut done): (Vec<_>, Vec<_>) =
             compiled.into_iter().partition(|done| done.is_starved);
-        // No machine has that much memory, so each runs when nothing else does.
+        // No machine has that much memory, so each of these units runs alone.
         let alone = starved.into_iter().map(|done| {
             let first = self.first_key(&self.units[done.index], shared.hasher)?;
             Ok(Job {
@@ -178,7 +179,8 @@ impl Plan {
             ),
             Language::Cpp => ("", [].as_slice()),
         };
-        // The place within the package is part of it: a quoted include starts from there.
+        // The source's path in the package is part of the key, since quoted includes start from its
+        // folder.
         let mut parts: Vec<&[u8]> = vec![
             unit.source.as_bytes(),
             content.hash.as_bytes(),
@@ -201,7 +203,7 @@ impl Plan {
         if let Some(known) = known(unit) {
             return (known, None);
         }
-        // A unit that includes CUTLASS needs a few GiB, a small one half of one.
+        // A unit that includes CUTLASS needs a few GiB, a small one half a GiB.
         let unknown = |peak| Estimate {
             seconds: 30.0,
             peak,
@@ -216,9 +218,10 @@ impl Plan {
         (unknown(peak), Some(kin(unit).unwrap_or_default()))
     }
 
-    /// The keys of the estimates for a unit, whatever its content: the time and memory of its last
-    /// compilation are stored under both. The second serves a source that is compiled for other
-    /// targets than before.
+    /// Returns the keys of the estimates for a unit, which do not depend on its content.
+    ///
+    /// The time and memory of its last compilation are stored under both. The second key is used if
+    /// a source is compiled for other targets than before.
     fn estimate_keys(&self, unit: &Unit) -> [Key; 2] {
         let targets = unit.targets().join(" ");
         let parts = [&self.library.package, &unit.source, &targets].map(|it| it.as_bytes());
@@ -231,7 +234,8 @@ impl Plan {
         }
     }
 
-    /// The object and the files that it was made of, or why it has to be compiled.
+    /// Returns the object and the files that it was made from, or the reason why it has to be
+    /// compiled.
     fn look_up(&self, first: Key, hasher: &Hasher) -> Result<(Entry, Vec<PathBuf>), String> {
         let mut reason = None;
         for set in &self.cache.manifest(first).sets {
@@ -246,8 +250,7 @@ impl Plan {
                 },
                 Err(changed) => changed,
             };
-            // The latest set comes first, and what changed against it is what the user wants to
-            // know.
+            // The latest set comes first. The user wants to know what changed since that set.
             reason.get_or_insert(changed);
         }
         Err(reason.unwrap_or_else(|| "its source, flags and compilers are new together".to_owned()))
@@ -323,8 +326,8 @@ impl Plan {
         Done::of(index, entry, files, Outcome::Compiled, reason)
     }
 
-    /// Runs a unit's compiler in a folder of its own, and keeps what it prints in a file. A
-    /// compiler that fails is no error here.
+    /// Runs a unit's compiler in a folder of its own, and keeps its output in a file. If the
+    /// compiler fails, this function still succeeds.
     fn run_compiler(
         &self,
         unit: &Unit,
@@ -335,13 +338,13 @@ impl Plan {
         let ran = shared.work_folder.run(&mut command);
         let finished = ran.map_err(Error::file("run", self.tools.compiler.program(unit)))?;
         let log = self.library.object(unit).with_extension("log");
-        // Said to the user as the place of the whole output; without it the first error is still
-        // shown.
+        // The user is told that this file has the whole output. If it cannot be written, the first
+        // error is still shown.
         let _ = fs::write(&log, format!("{command:?}\n{}", finished.log));
         Ok((finished, folder, log))
     }
 
-    /// Writes the file of [`path_maps`](crate::compiler::Compiler::path_maps).
+    /// Writes the file with the [`path_maps`](crate::compiler::Compiler::path_maps).
     pub(super) fn write_path_maps(&self, work_folder: &WorkFolder) -> Result<PathBuf, Error> {
         let maps = work_folder.path().join("maps");
         let text = self.tools.compiler.path_maps();
@@ -360,7 +363,8 @@ impl Plan {
         };
         let is_starved = diagnostic::ran_out_of_memory(&finished.log, finished.signal());
         if is_starved {
-            // The larger estimate keeps the next build from running this unit beside others.
+            // The larger estimate keeps the next build from running this unit at the same time as
+            // others.
             let (mut estimate, _) = self.expected(unit);
             estimate.peak = estimate.peak.max(finished.peak).saturating_mul(2);
             self.keep_estimate(unit, estimate);
@@ -368,8 +372,8 @@ impl Plan {
         (failure, is_starved)
     }
 
-    /// The object that a compiler wrote into its folder of the work_folder, and the files that it
-    /// read.
+    /// Returns the object that a compiler wrote into its part of the work folder, and the files
+    /// that it read.
     fn made(
         &self,
         unit: &Unit,
@@ -384,7 +388,7 @@ impl Plan {
         let rule = read(&folder.join(compiler::DEPENDENCIES))?;
         let files: Vec<_> = depfile::files(&String::from_utf8_lossy(&rule), &self.library.root)
             .into_iter()
-            // Files below the work_folder are made for the compiler or by it.
+            // Files below the work folder were made for the compiler or by it.
             .filter(|path| !path.starts_with(work_folder))
             .collect();
         let (seconds, peak) = (finished.processor.as_secs_f64(), finished.peak);
@@ -394,8 +398,8 @@ impl Plan {
         Ok((Entry { meta, object }, files))
     }
 
-    /// The dependencies of the compilation. The error is a file that may have changed since the
-    /// compiler read it.
+    /// Returns the dependencies of the compilation. The error is a file that may have changed since
+    /// the compiler read it.
     fn dependencies(
         &self,
         unit: &Unit,
@@ -403,7 +407,7 @@ impl Plan {
         trusted: SystemTime,
         hasher: &Hasher,
     ) -> Result<DependencySet, PathBuf> {
-        // The source itself is always one, whatever the compiler says.
+        // The source itself is always a dependency, even if the compiler does not list it.
         let source = self.library.root.join(&unit.source);
         let mut all = vec![source];
         all.extend_from_slice(files);

@@ -1,4 +1,4 @@
-//! The library that is built: its package, its families, and the places of its files.
+//! The library of a build: its package, its families, and the places of its files.
 
 use std::{
     env, fs, io,
@@ -23,12 +23,12 @@ use crate::{
 /// The file in `OUT_DIR` that lists the libraries of the build script's last run.
 const LIST: &str = "mla-build-products";
 
-/// A library, with all that is known before anything is searched for.
+/// A library with everything that is known before tools are searched for.
 #[derive(Debug)]
 pub(crate) struct Library {
     pub(super) name: String,
     pub(super) package: String,
-    /// Added to every name that the library defines.
+    /// The tag that is added to every name the library defines.
     pub(super) tag: Tag,
     /// The description, with globs relative to the package.
     pub(super) kernels: Kernels,
@@ -69,17 +69,17 @@ impl Library {
         })
     }
 
-    /// A file or folder of the output whose name begins with the library's.
+    /// Returns the path of a file or folder of the output whose name begins with the library's.
     pub(super) fn file(&self, ending: &str) -> PathBuf {
         self.out_dir.join(format!("{}{ending}", self.name))
     }
 
-    /// The static library.
+    /// Returns the path of the static library.
     pub(super) fn archive(&self) -> PathBuf {
         self.out_dir.join(format!("lib{}.a", self.tag.as_str()))
     }
 
-    /// The path from which the archiver takes a unit's object.
+    /// Returns the path from which the archiver takes a unit's object.
     pub(super) fn object(&self, unit: &Unit) -> PathBuf {
         self.file("-objects").join(unit.file_stem() + ".o")
     }
@@ -92,13 +92,13 @@ impl Library {
         self.kernels.headers(&self.families, &self.root)
     }
 
-    /// The command that installs the toolkit.
+    /// Returns the command that installs the toolkit.
     pub(super) fn install_command(&self) -> String {
         let given = self.kernels.install_command.clone();
         given.unwrap_or_else(|| Pins::current().command())
     }
 
-    /// The package's own include roots: the header's folder, and those that were added.
+    /// Returns the package's own include roots: the header's folder, and those that were added.
     pub(super) fn own_includes(&self) -> Result<Vec<PathBuf>, Error> {
         let header = self.kernels.header.as_ref().map(|it| self.root.join(it));
         let mut own = Vec::from_iter(header.as_deref().and_then(Path::parent).map(Path::to_owned));
@@ -115,7 +115,7 @@ impl Library {
         Ok(own)
     }
 
-    /// The environment variables that change the build.
+    /// Returns the environment variables that change the build.
     pub(super) fn variables(&self) -> Vec<String> {
         let fixed = variables::ALL.iter().chain(toolkit::VARIABLES);
         let mut names: Vec<_> = fixed.map(|&name| name.to_owned()).collect();
@@ -128,7 +128,7 @@ impl Library {
         names
     }
 
-    /// Warns of variables that are set and that nothing reads, and returns the warnings.
+    /// Warns of variables that are set but not read by anything, and returns the warnings.
     pub(super) fn unread(&self) -> Vec<String> {
         let mut known = self.variables();
         known.extend([progress::VARIABLE, "MLA_WHEELS"].map(str::to_owned));
@@ -156,12 +156,12 @@ impl Library {
         Ok(path)
     }
 
-    /// Tells Cargo the targets.
+    /// Tells Cargo the compiled targets.
     pub(super) fn tell_targets(&self) -> Result<(), Error> {
         compiled::tell(&self.families, &self.root, &self.kernels.sources)
     }
 
-    /// A report of no unit.
+    /// Makes a report without units.
     pub(super) fn report(&self, started: Instant) -> Report {
         Report {
             package: self.package.clone(),
@@ -183,13 +183,13 @@ impl Library {
     }
 }
 
-/// The variables that say where pinned wheels and checkouts are.
+/// Returns the variables that say where pinned wheels and checkouts are.
 pub(super) fn pin_variables(kernels: &Kernels) -> impl Iterator<Item = String> {
     let wheels = kernels.wheels.iter().map(Wheel::variable);
     wheels.chain(kernels.checkouts.iter().map(Checkout::variable))
 }
 
-/// A folder as given, or that of a variable of Cargo's.
+/// Returns the given folder, or that of a variable that Cargo sets.
 fn folder(given: Option<&Path>, variable: &str) -> Result<PathBuf, Error> {
     let given = given.map(Path::to_owned);
     let folder = given.or_else(|| env::var_os(variable).map(PathBuf::from));
@@ -200,18 +200,18 @@ fn folder(given: Option<&Path>, variable: &str) -> Result<PathBuf, Error> {
     })
 }
 
-/// The folder that a build writes to: as given, or Cargo's.
+/// Returns the folder that a build writes to: the given one, or Cargo's.
 pub(super) fn output_folder(kernels: &Kernels) -> Result<PathBuf, Error> {
     let folder = folder(kernels.out_dir.as_deref(), "OUT_DIR")?;
     fs::create_dir_all(&folder).map_err(Error::file("make", &folder))?;
     folder.canonicalize().map_err(Error::file("open", &folder))
 }
 
-/// Cargo's target folder that holds `out_dir`, or `out_dir` where none does.
+/// Returns Cargo's target folder that contains `out_dir`, or `out_dir` if there is none.
 ///
-/// If there are several, it is the innermost: a target folder may lie in another's, as those of
-/// tests do. Cargo marks the folders that it makes with CACHEDIR.TAG, but not one that was there
-/// before its first build. Such a folder is found by the place of `out_dir` in it:
+/// The innermost one counts: a target folder may lie in another one, as in tests. Cargo
+/// marks the folders that it makes with CACHEDIR.TAG, but not a folder that existed before its
+/// first build. Such a folder is found by the position of `out_dir` in it:
 /// `<target>/[<triple>/]<profile>/build/<package>/out`.
 fn target_folder(out_dir: &Path) -> &Path {
     let mut above = out_dir.ancestors();
@@ -228,9 +228,9 @@ fn target_folder(out_dir: &Path) -> &Path {
     marked.or_else(placed).unwrap_or(out_dir)
 }
 
-/// Removes the files that the package's code includes by name. They must not outlive the build
-/// that wrote them: with old declarations of functions that are gone, a program fails when it is
-/// linked.
+/// Removes the files that the package's code includes by name. They must not outlive the build that
+/// wrote them. With old declarations of functions that no longer exist, linking a program would
+/// fail.
 pub(super) fn remove_products(out_dir: &Path, library: &str) -> Result<(), Error> {
     for name in [format!("{library}.rs"), format!("{library}_compiled.rs")] {
         remove(&out_dir.join(name))?;
@@ -238,7 +238,7 @@ pub(super) fn remove_products(out_dir: &Path, library: &str) -> Result<(), Error
     Ok(())
 }
 
-/// Removes a file, if it is there.
+/// Removes a file if it exists.
 pub(super) fn remove(path: &Path) -> Result<(), Error> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -248,11 +248,11 @@ pub(super) fn remove(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Adds a library to the list of the script's libraries. The first one removes the products of
-/// those that the list had; the other libraries write theirs again.
+/// Adds a library to the list of the script's libraries. The first library of a run removes the
+/// files of all libraries on the old list. The others write theirs again.
 pub(super) fn remember(out_dir: &Path, library: &str) -> Result<(), Error> {
     static KNOWN: Mutex<Vec<String>> = Mutex::new(Vec::new());
-    // A list holds whole names at every moment, so a panic elsewhere leaves it sound.
+    // The list holds only whole names at every moment, so it is valid even after a panic elsewhere.
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let path = out_dir.join(LIST);
     if known.is_empty() {

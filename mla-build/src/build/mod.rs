@@ -37,13 +37,13 @@ use tools::Tools;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Built {
-    /// The static library. It is not there if only bindings were asked for.
+    /// The static library. It does not exist if only bindings were asked for.
     pub library: PathBuf,
-    /// The Rust declarations of the headers, to be included with
+    /// The Rust declarations of the headers. Include the file with
     /// `include!(concat!(env!("OUT_DIR"), "/<library>.rs"))`.
     pub bindings: Option<PathBuf>,
-    /// The compiled targets as Rust constants: one for each family, named like the family in
-    /// capitals, and `ALL` for sources in no family's folder. To be included with
+    /// The compiled targets as Rust constants. There is one for each family, named like the family
+    /// in capitals, and `ALL` for sources in no family's folder. Include the file with
     /// `include!(concat!(env!("OUT_DIR"), "/<library>_compiled.rs"))`.
     pub compiled: PathBuf,
     /// The report of the build.
@@ -51,14 +51,16 @@ pub struct Built {
 }
 
 impl Kernels {
-    /// Writes the constants of [`Built::compiled`], for a build that compiles no kernels: they list
-    /// what it would compile. Tells the package's `#[mla_backend]` the same, and does nothing else.
-    /// Returns the file.
+    /// Writes the constants of [`Built::compiled`] for a build that compiles no kernels, and
+    /// returns their file.
+    ///
+    /// The constants list what the build would compile. The package's `#[mla_backend]` is told the
+    /// same. Nothing else is done.
     ///
     /// # Errors
     ///
-    /// Fails as [`enabled`](Self::enabled) does, for a source in a folder that says nothing, or if
-    /// a file cannot be written.
+    /// Fails as [`enabled`](Self::enabled) does, for a source in a folder from which no family
+    /// follows, or if a file cannot be written.
     pub fn constants(&self, library: &str) -> Result<PathBuf, Error> {
         let for_cargo = self.out_dir.is_none();
         let out_dir = library::output_folder(self)?;
@@ -77,24 +79,23 @@ impl Kernels {
     /// Compiles what the cache does not hold, makes a static library, wraps the header, writes the
     /// report, and tells Cargo what to link and what to watch.
     ///
-    /// Every name that the library defines is made unique to it, so a function of the same name in
-    /// another package is another function. The bindings know the names. Code that declares
-    /// functions by hand finds the prefix of each, two underscores included, in the environment
-    /// variable `MLA_BUILD_PREFIX_<LIBRARY>`: `#[link_name = concat!(env!("MLA_BUILD_PREFIX_API"),
+    /// Every name that the library defines gets a unique prefix, so a function of the same name in
+    /// another package does not clash with it. The bindings know the prefixes. Code that declares
+    /// functions by hand finds the prefix, including two underscores, in the environment variable
+    /// `MLA_BUILD_PREFIX_<LIBRARY>`: `#[link_name = concat!(env!("MLA_BUILD_PREFIX_API"),
     /// "decode")]`.
     ///
-    /// With the environment variable `MLA_BUILD_ONLY=bindings`, and where docs.rs builds, nothing
-    /// is compiled and CUDA is not needed: bindings and constants are made, which is enough for
-    /// `cargo check`. A program that is linked all the same fails with a missing library whose name
-    /// says why.
+    /// With the environment variable `MLA_BUILD_ONLY=bindings`, and on docs.rs, nothing is compiled
+    /// and CUDA is not needed. Only bindings and constants are made, which suffices for `cargo
+    /// check`. Linking a program then fails: the name of a missing library gives the reason.
     ///
-    /// It sets `LIBCLANG_PATH` for bindgen where it is not set, so no other thread of the build
-    /// script may read or write the environment meanwhile.
+    /// This function sets `LIBCLANG_PATH` for bindgen unless it is set. No other thread of the
+    /// build script may read or write the environment meanwhile.
     ///
     /// # Errors
     ///
-    /// See [`Error`]. When a unit fails the others are stopped, and what was compiled is kept; with
-    /// the environment variable `MLA_BUILD_KEEP_GOING=1` they are compiled first.
+    /// See [`Error`]. When a unit fails, the others are stopped, and what was compiled is kept.
+    /// With the environment variable `MLA_BUILD_KEEP_GOING=1`, the other units are compiled first.
     pub fn compile(self, library: &str) -> Result<Built, Error> {
         variables::check_paths(&Vec::from_iter(library::pin_variables(&self)))?;
         settings::check_library(library)?;
@@ -104,10 +105,10 @@ impl Kernels {
         }
         let made = Library::new(self, library).and_then(Library::make);
         made.inspect_err(|error| {
-            // The build's own error is the one that counts.
+            // An error of the build itself is more important than one of this removal.
             let _ = library::remove_products(&out_dir, library);
             if for_cargo && let Error::Compile(failures) = error {
-                // Cargo shows these above all that the script printed.
+                // Cargo shows these lines above everything else that the script printed.
                 for line in failures.first().lines() {
                     println!("cargo::warning={line}");
                 }
@@ -153,7 +154,7 @@ impl Library {
     }
 }
 
-/// A build whose settings are all known.
+/// A build with all settings known.
 struct Plan {
     library: Library,
     units: Vec<Unit>,
@@ -162,13 +163,13 @@ struct Plan {
     cache: Cache,
     cache_bound: u64,
     export: Option<Export>,
-    /// True if all units are compiled although one has failed.
+    /// True if all units are compiled even after one has failed.
     keep_going: bool,
-    /// Families that have sources, and are off.
+    /// Families that have sources, but are turned off.
     off: Vec<String>,
-    /// Notes for the user; Cargo is told the first of them, too.
+    /// Notes for the user. Cargo also shows the first of them.
     notes: Vec<String>,
-    /// Functions and variables that the headers declare, and the header of each.
+    /// Functions and variables that the headers declare, each with its header.
     declared: Vec<(String, PathBuf)>,
 }
 
@@ -178,12 +179,12 @@ struct Done {
     outcome: Outcome,
     reason: String,
     entry: Option<Entry>,
-    /// The files that it was made of.
+    /// The files that the unit was made from.
     files: Vec<PathBuf>,
     failure: Option<FailedUnit>,
-    /// A problem that is not the unit's.
+    /// A problem that the unit did not cause.
     error: Option<Error>,
-    /// True if its compiler had too little memory.
+    /// True if the unit's compiler had too little memory.
     is_starved: bool,
 }
 
@@ -221,14 +222,15 @@ impl Plan {
     fn run(mut self, started: Instant, limits: &Limits) -> Result<Built, Error> {
         if self.library.for_cargo {
             work_folder::end_with_parent();
-            // Before anything can fail: a build that failed must run again when its cause is gone.
+            // This comes before anything can fail: a failed build must run again once the cause is
+            // removed.
             self.watch_settings()?;
         }
         let compiled = self.library.write_constants()?;
         let mut watched = Vec::new();
         let bindings = self.bind(&mut watched)?;
         self.write_compile_commands()?;
-        // Objects of units that are gone must not linger.
+        // Objects of units that no longer exist must not remain.
         empty(&self.library.file("-objects"))?;
         self.tools.compiler.check(&self.units)?;
         let progress = Progress::new();
@@ -304,7 +306,7 @@ impl Plan {
     }
 }
 
-/// Makes a folder that is there and holds nothing.
+/// Makes an empty folder, or empties the existing one.
 fn empty(folder: &Path) -> Result<(), Error> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -319,7 +321,7 @@ fn cache_folder(library: &Library) -> Result<PathBuf, Error> {
         Some(folder) => Some(folder.clone()),
         None => cache::folder()?,
     };
-    // Without a home there is still a build, whose cache lives and dies with its target folder.
+    // Without a home folder, the cache is in the target folder and is deleted with it.
     Ok(given.unwrap_or_else(|| library.out_dir.join("mla-build-cache")))
 }
 

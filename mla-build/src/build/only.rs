@@ -1,8 +1,7 @@
-//! A build that compiles nothing: the bindings and the constants alone, for a check of the Rust
-//! code.
+//! A build that compiles nothing and makes only bindings and constants, to check the Rust code.
 //!
 //! Cargo runs a build script in the same way for `cargo check` and `cargo build`, and keeps one
-//! result for both, so a script cannot know what it is run for. It is told by a variable.
+//! result for both. A script therefore cannot know which one runs it. A variable tells it.
 
 use std::{
     env, fs,
@@ -18,10 +17,10 @@ use crate::{
     variables::{self, DOCUMENTATION, EXPORT, ONLY},
 };
 
-/// The value of [`ONLY`] by which bindgen makes what the package has checked in, too.
+/// The value of [`ONLY`] that makes bindgen run even if the package has checked-in declarations.
 const NEW: &str = "new-bindings";
 
-/// The name of the variable that asks for bindings alone, if one does.
+/// Returns the name of the variable that asks for bindings alone, if one does.
 pub(crate) fn asked() -> Result<Option<&'static str>, Error> {
     match env::var(ONLY).as_deref() {
         Ok("bindings" | NEW) => match variables::set(EXPORT) {
@@ -44,7 +43,7 @@ pub(crate) fn asked() -> Result<Option<&'static str>, Error> {
     }
 }
 
-/// Makes the bindings and the constants, because `variable` asks for no more.
+/// Makes only the bindings and the constants, as `variable` asks.
 pub(super) fn run(library: &Library, variable: &str) -> Result<Built, Error> {
     let started = Instant::now();
     let compiled = library.write_constants()?;
@@ -54,7 +53,8 @@ pub(super) fn run(library: &Library, variable: &str) -> Result<Built, Error> {
         for path in &watched {
             println!("cargo::rerun-if-changed={}", path.display());
         }
-        // Nothing looks for it before something is linked, and then its name is the message.
+        // Nothing looks for this library before something is linked. Then its name is the error
+        // message.
         let name = &library.name;
         println!("cargo::rustc-link-lib=static={name}_is_not_compiled_because_{variable}_is_set");
     }
@@ -62,7 +62,7 @@ pub(super) fn run(library: &Library, variable: &str) -> Result<Built, Error> {
     built(library, started, (compiled, bindings), why)
 }
 
-/// Makes bindings without a declaration, and constants without a target: no family is on.
+/// Makes bindings without declarations and constants without targets, since no family is on.
 pub(super) fn nothing(library: &Library) -> Result<Built, Error> {
     let started = Instant::now();
     let compiled = library.write_constants()?;
@@ -81,7 +81,8 @@ fn built(
     why: String,
 ) -> Result<Built, Error> {
     if library.for_cargo {
-        // Without a line Cargo would start the script again for any file of the package.
+        // Without such a line, Cargo would run the script again after a change of any file of the
+        // package.
         library.watch_variables();
         println!("cargo::{}", library.tag.prefix_variable(&library.name));
         library.tell_targets()?;
@@ -97,8 +98,8 @@ fn built(
     })
 }
 
-/// The bindings without a toolkit: those that are checked in, or what libclang makes of the
-/// headers.
+/// Makes the bindings without a toolkit: they are the checked-in ones, or libclang makes them from
+/// the headers.
 pub(super) fn bindings(
     library: &Library,
     watched: &mut Vec<PathBuf>,
@@ -135,7 +136,7 @@ fn bind(library: &Library, headers: &Headers, output: &Path) -> Result<Vec<PathB
     use crate::{compiler::Host, toolkit};
     let (search, install) = (toolkit::Search::new(), library.install_command());
     let mut roots = library.own_includes()?;
-    // A header may include CUDA's own where there are any; most include none.
+    // A header may include CUDA's own headers if they are installed. Most headers do not.
     roots.extend(
         toolkit::cuda(&search, &install)
             .ok()

@@ -33,8 +33,8 @@ impl Plan {
         Ok(bytes)
     }
 
-    /// Refuses a header that declares a function which no source defines. If a family with sources
-    /// is off, the function may be that family's, so this is only a note.
+    /// Refuses headers that declare a function without a definition in the sources. If a family
+    /// with sources is off, its sources may define the function, so this is only a note.
     fn refuse_undefined(&self, made: &[(&Unit, &[u8])]) -> Result<Option<String>, Error> {
         if self.library.kernels.only_sources.is_some() {
             return Ok(None);
@@ -51,7 +51,7 @@ impl Plan {
                 undefined.names.join(", ")
             )));
         }
-        // A C++ function of that name is the likeliest cause.
+        // The likeliest cause is a C++ function of that name.
         let mangled = undefined.mangled.as_ref();
         let is_mangled =
             |name: &&String| mangled.is_some_and(|(it, _)| symbols::is_function(it, name));
@@ -130,7 +130,8 @@ impl Plan {
         });
         let commands: Vec<_> = commands.collect();
         let text = serde_json::to_string_pretty(&commands).unwrap_or_default();
-        // An equal file keeps its time: it may lie in a folder that Cargo watches.
+        // If the text is the same, the file is not written and keeps its time, since it may lie in
+        // a folder that Cargo watches.
         if bounded::read_to_string(&path).is_ok_and(|known| known == text) {
             return Ok(());
         }
@@ -138,7 +139,7 @@ impl Plan {
     }
 }
 
-/// A unit in a report.
+/// Describes a unit for the report.
 pub(super) fn described(
     unit: &Unit,
     outcome: Outcome,
@@ -159,8 +160,7 @@ pub(super) fn described(
     }
 }
 
-/// Tells Cargo to link the library, and CUDA's runtime and the C++ library beside it, from these
-/// folders.
+/// Tells Cargo to link the library, CUDA's runtime and the C++ library from these folders.
 pub(super) fn link(library: &Library, folders: &[&PathBuf], cpp: &str) {
     for folder in folders {
         println!("cargo::rustc-link-search=native={}", folder.display());
@@ -183,21 +183,20 @@ fn objects<'a>(made: &[(&'a Unit, &'a [u8])]) -> Vec<Object<'a>> {
     made.iter().map(object).collect()
 }
 
-/// Makes a library of objects, each written to a file of its own under the library's own names.
-/// Returns the library's bytes.
+/// Makes a library of objects, each in a file named after the library. Returns the library's bytes.
 pub(super) fn archive(library: &Library, made: &[(&Unit, &[u8])]) -> Result<u64, Error> {
     let paths: Vec<_> = made.iter().map(|(unit, _)| library.object(unit)).collect();
     let own = symbols::make_own(&objects(made), &library.tag)?;
     for (path, object) in paths.iter().zip(own) {
         fs::write(path, object).map_err(Error::file("write", path))?;
     }
-    // The archiver adds to what there is, and what there is may hold units that are gone.
+    // The archiver would add to an existing archive, which may hold units that no longer exist.
     let archive = library.archive();
     remove(&archive)?;
     let archiver = compiler::tools().try_get_archiver();
     let mut archiver = archiver.map_err(|error| Error::tool("ar", error))?;
     let program = archiver.get_program().to_string_lossy().into_owned();
-    // D: no times and owners, so that equal objects make an equal library.
+    // D: without times and owners, equal objects make an equal library.
     archiver.arg("crsD").arg(&archive).args(&paths);
     let finished = process::run(&mut archiver).map_err(|error| Error::tool(&program, error))?;
     if !finished.status.success() {
@@ -208,7 +207,7 @@ pub(super) fn archive(library: &Library, made: &[(&Unit, &[u8])]) -> Result<u64,
     Ok(metadata.len())
 }
 
-/// The bytes of GPU code in an object, by target.
+/// Returns the bytes of GPU code in an object, by target.
 fn device_bytes(object: &[u8], unit: &Unit) -> BTreeMap<String, u64> {
     let mut bytes = BTreeMap::new();
     for (code, length) in fatbin::code_by_target(object) {

@@ -1,6 +1,6 @@
-//! Prebuilt objects, compiled by the package's releaser: for machines with Rust and a driver
-//! alone. A file in their folder lists the sources that they were made of, the targets that they
-//! are for, and the hash of each.
+//! Prebuilt objects, which the publisher of a package compiled, for machines that have only Rust
+//! and a driver. A file in their folder lists their sources, their targets, and the hash of each
+//! object.
 
 use std::{
     env, fs,
@@ -25,13 +25,13 @@ use crate::{
     variables::{self, EXPORT, PREBUILT},
 };
 
-/// The value of [`PREBUILT`] by which everything is compiled.
+/// The value of [`PREBUILT`] that makes everything be compiled.
 const NONE: &str = "none";
 
-/// Another one for each change of what is written, or of what [`key`] is made of.
+/// Raised when the written format or the parts of [`key`] change.
 const FORMAT: u32 = 1;
 
-/// The library of CUDA's runtime, which programs with kernels link.
+/// The library of CUDA's runtime. Programs with kernels link it.
 const RUNTIME: &str = "libcudart_static.a";
 
 /// The description of a folder of objects.
@@ -41,7 +41,7 @@ struct Contents {
     package: String,
     /// The tag that is added to the library's names: package, version and library.
     tag: String,
-    /// The platform of the host's code.
+    /// The platform of the objects' host code.
     platform: String,
     /// The hash of the sources, flags, targets and pinned wheels.
     key: String,
@@ -62,12 +62,12 @@ struct Compiled {
     source: String,
     targets: Vec<String>,
     part: Part,
-    /// For the report.
+    /// Data for the report.
     #[serde(flatten)]
     meta: Meta,
 }
 
-/// The folders of a build's objects, where they are all that it needs.
+/// The folders of prebuilt objects that suffice for a build.
 #[derive(Debug)]
 pub(super) struct Prebuilt {
     units: Vec<Unit>,
@@ -76,15 +76,16 @@ pub(super) struct Prebuilt {
 
 /// The result of the search for prebuilt objects.
 pub(super) enum Search {
-    /// Everything.
+    /// Objects for everything.
     Found(Prebuilt),
-    /// Nothing, or something else is asked for.
+    /// No objects, or other ones than these are asked for.
     Nothing,
-    /// Objects of the package that are not of these sources. They are compiled if that is possible.
+    /// Objects that were made from other sources of the package. The kernels are compiled if that
+    /// is possible.
     Stale(Error),
 }
 
-/// Refuses an object, or the description of a folder of objects.
+/// Makes the error about an object, or about the description of a folder of objects.
 fn refused(path: &Path, field: &str, given: &str, accepted: &str) -> Error {
     let accepted = format!("{accepted}; {PREBUILT}=none compiles the kernels instead");
     Error::refused(format!("{}: {field}", path.display()), given, accepted)
@@ -113,7 +114,7 @@ impl Contents {
 }
 
 impl Part {
-    /// The file's bytes, which are those that were released.
+    /// Returns the file's bytes, after checking that they are the released ones.
     fn read(&self, folder: &Path) -> Result<Vec<u8>, Error> {
         let path = folder.join(&self.file);
         let bytes = bounded::read(&path).map_err(Error::file("read", &path))?;
@@ -125,7 +126,7 @@ impl Part {
     }
 }
 
-/// The hash of everything that determines the objects and that the package or this crate decides.
+/// Returns the hash of everything in the package and in this crate that determines the objects.
 fn key(library: &Library) -> Result<String, Error> {
     let kernels = &library.kernels;
     let mut parts: Vec<String> = vec![
@@ -154,7 +155,7 @@ fn key(library: &Library) -> Result<String, Error> {
     Ok(Key::new(parts.iter().map(String::as_bytes)).hex())
 }
 
-/// The folders of the sources and of the package's own headers.
+/// Returns the folders of the sources and of the package's own headers.
 fn source_folders(library: &Library) -> Result<Vec<PathBuf>, Error> {
     let mut folders = library.own_includes()?;
     let globs = library.kernels.sources.iter();
@@ -162,7 +163,7 @@ fn source_folders(library: &Library) -> Result<Vec<PathBuf>, Error> {
     Ok(folders)
 }
 
-/// All files that a compiler may read of the package, in the order of their names.
+/// Returns all files of the package that a compiler may read, sorted by name.
 fn files(library: &Library) -> Result<Vec<PathBuf>, Error> {
     const OTHERS: &[&str] = &["json", "lock", "md", "rs", "toml"];
     let mut files = Vec::new();
@@ -185,11 +186,12 @@ fn files(library: &Library) -> Result<Vec<PathBuf>, Error> {
     Ok(files)
 }
 
-/// The variables that name a toolkit. The owner of a package may compile a release with any.
+/// The variables that name a toolkit. Whoever publishes a package may compile a release with any
+/// toolkit.
 const OF_TOOLKIT: [&str; 4] = ["NVCC", "MLA_CUDA_HOME", "MLA_CUTLASS", "NVCC_CCBIN"];
 
-/// A setting of the user or the script that objects of a release cannot serve; of the toolkit's
-/// variables one of `of_toolkit`.
+/// Returns a setting of the user or the script that prebuilt objects cannot follow, if there is
+/// one. Of the toolkit's variables, only those in `of_toolkit` count.
 fn asked(library: &Library, of_toolkit: &[&str]) -> Option<String> {
     let kernels = &library.kernels;
     let others = [variables::LINE_INFO, variables::COMPILE_COMMANDS];
@@ -209,7 +211,7 @@ fn asked(library: &Library, of_toolkit: &[&str]) -> Option<String> {
         .or_else(|| setters.next().map(|(name, _)| format!("Kernels::{name}")))
 }
 
-/// Looks for objects of all that a build needs.
+/// Looks for objects for everything that a build needs.
 pub(super) fn search(library: &Library) -> Result<Search, Error> {
     let kernels = &library.kernels;
     let given = variables::set(PREBUILT);
@@ -258,13 +260,13 @@ pub(super) fn search(library: &Library) -> Result<Search, Error> {
     }
     match fitting(library, found) {
         Ok(prebuilt) => Ok(Search::Found(prebuilt)),
-        // Objects that the user named are used or refused, never passed over.
+        // Objects that the user named are used or refused, but never skipped.
         Err(error) if given.is_some() => Err(error),
         Err(error) => Ok(Search::Stale(error)),
     }
 }
 
-/// The objects, if they are of this package's sources as they are, and all of them.
+/// Returns the objects if all of them are there and were made from this package's present sources.
 fn fitting(library: &Library, folders: Vec<(PathBuf, Contents)>) -> Result<Prebuilt, Error> {
     let key = key(library)?;
     let target = env::var("TARGET").unwrap_or_else(|_| platform());
@@ -294,7 +296,7 @@ fn fitting(library: &Library, folders: Vec<(PathBuf, Contents)>) -> Result<Prebu
     Ok(Prebuilt { units, folders })
 }
 
-/// Refuses objects that every user may have put there, and warns of those of other users.
+/// Refuses objects that any user may have written, and warns of other users who may have.
 fn refuse_exposed(folder: &Path, description: &Path, for_cargo: bool) -> Result<(), Error> {
     let Some(exposure) = exposure::of([folder, description]) else {
         return Ok(());
@@ -310,7 +312,7 @@ fn refuse_exposed(folder: &Path, description: &Path, for_cargo: bool) -> Result<
 }
 
 impl Prebuilt {
-    /// Makes the library of the objects, and tells Cargo to link it.
+    /// Makes the library from the objects, and tells Cargo to link it.
     pub(super) fn run(self, library: &Library) -> Result<Built, Error> {
         let started = Instant::now();
         let compiled = library.write_constants()?;
@@ -340,7 +342,7 @@ impl Prebuilt {
         }
         let made: Vec<_> = made.iter().map(|(unit, bytes)| (*unit, &**bytes)).collect();
         let library_bytes = archive(library, &made)?;
-        // A program links it beside the library, wherever the objects were.
+        // CUDA's runtime is copied beside the library, where a program links it.
         let Some((folder, contents)) = self.folders.first() else {
             return Err(refused(&library.out_dir, "objects", "none", "some"));
         };
@@ -371,7 +373,7 @@ impl Prebuilt {
             for path in watched {
                 println!("cargo::rerun-if-changed={}", path.display());
             }
-            // This name of the C++ library also exists on machines without a compiler.
+            // The C++ library also has this name on machines without a compiler.
             link(library, &[&library.out_dir], ":+verbatim=libstdc++.so.6");
             library.tell_targets()?;
         }
@@ -383,14 +385,15 @@ impl Prebuilt {
         })
     }
 
-    /// The paths whose change may mean that these objects no longer fit.
+    /// Returns the paths whose change may mean that these objects no longer fit.
     fn watched(&self, library: &Library) -> Result<Vec<PathBuf>, Error> {
         let mut paths = source_folders(library)?;
         if paths
             .iter()
             .any(|folder| library.out_dir.starts_with(folder))
         {
-            // A folder with what builds write would start the script each time.
+            // If builds write into a watched folder, Cargo would run the script each time. Files
+            // are watched instead.
             paths = files(library)?;
         }
         paths.extend(self.folders.iter().map(|(folder, _)| folder.clone()));
@@ -398,14 +401,14 @@ impl Prebuilt {
     }
 }
 
-/// The objects that a build adds to the folder that [`EXPORT`] names.
+/// The objects that a build adds to the folder named by [`EXPORT`].
 pub(super) struct Export {
     folder: PathBuf,
     key: String,
 }
 
 impl Export {
-    /// `None` if nothing is to be exported.
+    /// Returns `None` if nothing is exported.
     pub(super) fn new(library: &Library) -> Result<Option<Self>, Error> {
         let Some(folder) = variables::set(EXPORT) else {
             return Ok(None);
@@ -442,7 +445,8 @@ impl Export {
             runtime: write(folder, RUNTIME, &bytes)?,
             objects: Vec::new(),
         };
-        // Other families of the same sources add to what there is.
+        // Another build may have exported other families of the same sources. This one adds to
+        // them.
         if let Ok(known) = Contents::load(&path)
             && known.key == contents.key
         {

@@ -38,8 +38,8 @@ pub(super) fn check_library(library: &str) -> Result<(), Error> {
     ))
 }
 
-/// Refuses to compile for another machine than this one, and for a C library that the runtime of
-/// CUDA does not support. Outside a build script neither is checked.
+/// Refuses to compile for another machine, or for a C library that the runtime of CUDA does not
+/// support. Neither is checked outside a build script.
 fn check_target(target: Option<&str>, host: Option<&str>) -> Result<(), Error> {
     const SUPPORTED: &[&str] = &["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
     let Some(target) = target else { return Ok(()) };
@@ -59,10 +59,11 @@ fn check_target(target: Option<&str>, host: Option<&str>) -> Result<(), Error> {
     ))
 }
 
-/// Refuses a second library of one name in a build script: both would have the same files.
+/// Refuses a second library of the same name in a build script, since both would have the same
+/// files.
 fn is_first(library: &str) -> Result<(), Error> {
     static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    // A set holds whole names at every moment, so a panic elsewhere leaves it sound.
+    // The set holds only whole names at every moment, so it is valid even after a panic elsewhere.
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if known.insert(library.to_owned()) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The compilers and the files that they read beside the sources: nvcc, the host's compiler,
+//! The compilers and the files that they read besides the sources: nvcc, the host's compiler,
 //! include roots, and the files that flags name.
 
 use std::path::PathBuf;
@@ -18,9 +18,9 @@ use crate::{
 
 pub(super) struct Tools {
     pub(super) compiler: Compiler,
-    /// The parts outside the package, and the places where they were found.
+    /// The parts outside the package, with the places where they were found.
     pub(super) found: Vec<Found>,
-    /// The include roots of the package's own.
+    /// The package's own include roots.
     pub(super) own_includes: Vec<PathBuf>,
     /// The files that flags name.
     pub(super) named: Named,
@@ -43,10 +43,11 @@ impl Tools {
         let own_includes = library.own_includes()?;
         let mut found = vec![cuda.found.clone()];
         let mut includes = Vec::new();
-        // The folders that paths are told by: a header of one is known by its place there.
+        // Folders with names for use in keys and reports. A header is named by its path in one of
+        // them.
         let mut roles = vec![(PACKAGE.to_owned(), root.clone())];
         for (number, folder) in own_includes.iter().enumerate() {
-            // A folder of the package is known by its place there; one elsewhere by its number.
+            // A folder in the package is named by its path there, any other by its number.
             let role = match folder.strip_prefix(root) {
                 Ok(inside) => format!("{PACKAGE}/{}", inside.display()),
                 Err(_) => format!("{ADDED}{number}"),
@@ -72,7 +73,8 @@ impl Tools {
         }
         if kernels.cutlass {
             let cutlass = toolkit::cutlass(&search, &install)?;
-            // Headers that do not tell their version are left to the compiler.
+            // Headers that do not tell their version are not checked here. The compiler has to
+            // refuse them.
             if let Some(version) = cutlass.version.as_deref().and_then(Version::from_start) {
                 new_enough(library, Target::needs_cutlass, version, &cutlass)?;
             }
@@ -81,7 +83,8 @@ impl Tools {
             includes.push(IncludeRoot {
                 role,
                 folder: cutlass.path.clone(),
-                // A wheel's own CUTLASS comes first, also if it is searched after all of -I.
+                // A wheel's own CUTLASS has to come first. If the wheel's folder is searched after
+                // all folders of -I, the toolkit's CUTLASS is, too.
                 is_system: includes.iter().any(|include| include.is_system),
             });
             found.push(cutlass);
@@ -112,14 +115,15 @@ impl Tools {
         })
     }
 
-    /// The include roots in the order of the search.
+    /// Returns the include roots in the order of the search.
     #[cfg(feature = "bindings")]
     pub(super) fn roots(&self) -> Vec<PathBuf> {
         roots(&self.compiler.includes, &self.compiler.cuda)
     }
 }
 
-/// The folders in the order of the search: nvcc puts CUDA's own headers behind the roots of -I.
+/// Returns the folders in the order of the search. nvcc puts CUDA's own headers behind the roots of
+/// -I.
 fn roots(includes: &[IncludeRoot], cuda: &Cuda) -> Vec<PathBuf> {
     let of = |is_system: bool| {
         let roots = includes.iter().filter(move |it| it.is_system == is_system);
@@ -131,7 +135,7 @@ fn roots(includes: &[IncludeRoot], cuda: &Cuda) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Checks that a release is new enough for all targets.
+/// Refuses a release that is too old for one of the targets.
 fn new_enough(
     library: &Library,
     needs: impl Fn(Target) -> Version,
@@ -154,7 +158,7 @@ fn new_enough(
     )))
 }
 
-/// A toolkit that is new enough for every target, and has no library of this one's name.
+/// Finds a toolkit that is new enough for every target, and that has no library of this one's name.
 fn find_cuda(library: &Library, search: &Search, install: &str) -> Result<Cuda, Error> {
     let cuda = match &library.kernels.cuda_home {
         Some(home) => toolkit::cuda_at(home)?,
@@ -172,7 +176,7 @@ fn find_cuda(library: &Library, search: &Search, install: &str) -> Result<Cuda, 
     Ok(cuda)
 }
 
-/// The files and folders that flags name: those of the script, and those of nvcc's own variables.
+/// Returns the files and folders that flags name: flags of the script, and of nvcc's own variables.
 fn named(library: &Library) -> Result<Named, Error> {
     let mut all = compiler::flags_of_environment()?;
     all.extend(library.kernels.flags.iter().cloned());
@@ -181,7 +185,7 @@ fn named(library: &Library) -> Result<Named, Error> {
     Ok(Named::new(all.iter().map(String::as_str), &library.root))
 }
 
-/// The hash of all that nvcc runs or reads of its toolkit, headers aside.
+/// Returns the hash of everything in the toolkit, except headers, that nvcc runs or reads.
 fn hash_programs(cache: &Cache, cuda: &Cuda) -> Result<blake3::Hash, Error> {
     let mut parts = Vec::new();
     for (name, path) in cuda.programs() {

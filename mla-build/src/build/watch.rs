@@ -1,9 +1,9 @@
 //! The variables and paths that Cargo is told to watch.
 //!
-//! Cargo starts a build script again if a variable has another value, or if a path is newer than
-//! the script's last start. For a folder the newest file in it counts, and a path that does not
-//! exist is always newer. Files that this build writes itself must therefore not be watched, and
-//! paths that may come to exist take the detour of [`watch_absent`](Plan::watch_absent).
+//! Cargo runs a build script again if a variable has another value, or if a path is newer than the
+//! script's last start. The time of a folder is that of the newest file in it. A path that does not
+//! exist always counts as newer. Files that this build writes itself must therefore not be watched.
+//! Paths that do not exist yet are watched through [`watch_absent`](Plan::watch_absent).
 
 use std::{
     collections::BTreeSet,
@@ -18,8 +18,8 @@ use super::Plan;
 use crate::{Error, compiler, toolkit, unit};
 
 impl Plan {
-    /// Everything that is known before anything is compiled. It is said first: a build that failed
-    /// must run again when its cause is gone.
+    /// Tells Cargo everything that is known before compiling. This comes first, since a failed
+    /// build must run again once the cause is removed.
     pub(super) fn watch_settings(&self) -> Result<(), Error> {
         self.library.watch_variables();
         let (kernels, tools) = (&self.library.kernels, &self.tools);
@@ -28,8 +28,8 @@ impl Plan {
         let named =
             named.filter(|(name, _)| compiler::INCLUDE_VARIABLES.iter().any(|it| name == it));
         let prebuilt = kernels.prebuilt.iter().map(|it| inside(it));
-        // A folder of sources stands for all that is in it, so a new source is noticed. A new
-        // header in an include root may hide another.
+        // Watching a folder of sources also notices a new source. A new header in an include root
+        // may hide another header.
         let sources = kernels
             .sources
             .iter()
@@ -74,11 +74,11 @@ impl Plan {
         self.watch_absent(&earlier.absent)
     }
 
-    /// The files that the library was made of.
+    /// Watches the files from which the library was made.
     pub(super) fn watch_files(&self, files: &[PathBuf]) {
         let files: BTreeSet<_> = files
             .iter()
-            // One spelling for each file, and none of Cargo's checks twice.
+            // Each file gets one spelling, so that Cargo does not check it twice.
             .filter_map(|path| self.tools.roles.locate(&self.tools.roles.name(path)))
             .collect();
         for path in files {
@@ -87,13 +87,13 @@ impl Plan {
     }
 
     fn watch_file(&self, path: &Path) {
-        // Files that the build script generates are newer than its start each time.
+        // Files that the build script generates are always newer than its start.
         if !path.starts_with(&self.library.out_dir) && path.exists() {
             tell(path);
         }
     }
 
-    /// A folder with all that is in it, but for what builds write.
+    /// Watches a folder with its content, except for what builds write.
     fn watch_folder(&self, folder: &Path) {
         let Ok(folder) = folder.canonicalize() else {
             return;
@@ -109,13 +109,13 @@ impl Plan {
         let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
         let (made, folders): (Vec<_>, Vec<_>) = entries
             .filter(|entry| entry.path().is_dir())
-            // With a build folder of its own, Cargo writes to the target folder as well.
+            // Even with a separate build folder, Cargo writes to the target folder as well.
             .partition(|entry| unit::is_target_folder(&entry.path()));
         if made.is_empty() && !written.iter().any(|written| written.starts_with(&folder)) {
             tell(&folder);
             return;
         }
-        // A new file directly in such a folder is noticed only with something else.
+        // A new file directly in such a folder is noticed only when something else changes, too.
         for entry in folders {
             if !entry.file_name().as_encoded_bytes().starts_with(b".") {
                 self.watch_folder(&entry.path());
@@ -123,8 +123,8 @@ impl Plan {
         }
     }
 
-    /// Paths that do not exist: Cargo is given a folder of links to them. It follows links, ignores
-    /// one that leads nowhere, and sees what one newly leads to.
+    /// Watches paths that do not exist. Cargo is given a folder with links to them. It follows
+    /// links, ignores one to a missing path, and notices when that path comes to exist.
     fn watch_absent(&self, paths: &BTreeSet<PathBuf>) -> Result<(), Error> {
         let folder = self.library.file("-absent");
         super::empty(&folder)?;
@@ -152,10 +152,10 @@ impl Plan {
     }
 }
 
-/// Watches every link on the way to a path. Cargo sees that a link was changed only if it is told
-/// of the link itself: the files of the toolkit behind it may be old.
+/// Watches every link on the way to a path. Cargo notices a changed link only if it is told of the
+/// link itself, since the files of the toolkit behind it may be old.
 fn watch_links(path: &Path) {
-    // More links than this one after another are a loop.
+    // A longer chain of links counts as a loop.
     let mut left = 40;
     let mut rest = vec![path.to_owned()];
     while let Some(path) = rest.pop() {
@@ -172,7 +172,7 @@ fn watch_links(path: &Path) {
 }
 
 fn tell(path: &Path) {
-    // A line of Cargo's protocol has no other way to end than with the line.
+    // A line of Cargo's protocol cannot hold a path with a line break.
     if let Some(path) = path.to_str().filter(|path| !path.contains('\n')) {
         println!("cargo::rerun-if-changed={path}");
     }

@@ -1,4 +1,4 @@
-//! The content of files, read once per build.
+//! The content of files. Each file is read once per build.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -18,18 +18,18 @@ use super::{
 #[derive(Clone, Debug)]
 pub(crate) struct Content {
     pub(crate) hash: blake3::Hash,
-    /// The headers that its directives name.
+    /// The headers that its include directives name.
     pub(crate) includes: Arc<BTreeSet<Include>>,
 }
 
-/// Contents of files, as they were when first asked for.
+/// Contents of files at the time of the first request for each.
 #[derive(Debug, Default)]
 pub(crate) struct Hasher {
     contents: Mutex<HashMap<PathBuf, Option<Content>>>,
 }
 
 impl Hasher {
-    /// `None` for a file that cannot be read.
+    /// Returns the content of a file, or `None` if it cannot be read.
     pub(crate) fn content(&self, path: &Path) -> Option<Content> {
         if let Some(known) = lock(&self.contents).get(path) {
             return known.clone();
@@ -42,14 +42,14 @@ impl Hasher {
         content
     }
 
-    /// The hash of a file that was asked for before.
+    /// Returns the hash of a file that was requested before.
     pub(crate) fn known(&self, path: &Path) -> Option<blake3::Hash> {
         let contents = lock(&self.contents);
         contents.get(path)?.as_ref().map(|content| content.hash)
     }
 }
 
-/// The hash of what the file holds at this moment.
+/// Returns the hash of the file's content at this moment.
 pub(crate) fn content_now(path: &Path) -> io::Result<blake3::Hash> {
     bounded::read(path).map(|bytes| blake3::hash(&bytes))
 }

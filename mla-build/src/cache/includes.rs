@@ -1,10 +1,10 @@
 //! The files that the includes of a file find.
 //!
-//! A dependency whose content is the same may still mean something else: a header that newly stands
-//! in a folder that is searched earlier hides the one that was found before, and `__has_include`
-//! asks for a header that may come or go. Each dependency is therefore kept with a hash of *every*
-//! file that an include in it would find in any of the folders that are searched. The order of the
-//! folders does not matter then, and neither does which branch of an `#if` was taken.
+//! A dependency with unchanged content may still mean something else. For example, a new header in
+//! a folder that is searched earlier hides the one that was found before. `__has_include` asks for
+//! a header that may come or go. Each dependency is therefore kept with a hash of *every* file that
+//! an include in it would find in any of the searched folders. With this hash, neither the order of
+//! the folders matters nor which branch of an `#if` was taken.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -20,15 +20,15 @@ use crate::roles::Roles;
 /// A header as a directive spells it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Include {
-    /// Empty if a macro stands for it: then it may be any file beside this one, in quotes.
+    /// The name, or an empty text if a macro stands in its place. In quotes, the macro may name any
+    /// file beside this one.
     pub(crate) name: String,
-    /// True if the name is in quotes, so that the folder of the file is searched too.
+    /// True if the name is in quotes. The folder of the file is then searched, too.
     pub(crate) quoted: bool,
 }
 
-/// Every header that the directives of a text name, whether it is included or asked for with
-/// `__has_include`, in any branch. A header that `__has_include` asks for by a macro's name is in
-/// none of them.
+/// Returns every header that a text includes or asks for with `__has_include`, in any branch. Not
+/// among them is a header that `__has_include` asks for by a macro's name.
 pub(crate) fn includes(text: &str) -> BTreeSet<Include> {
     let mut found = BTreeSet::new();
     let mut rest = text;
@@ -65,7 +65,7 @@ pub(crate) fn includes(text: &str) -> BTreeSet<Include> {
     found
 }
 
-/// The header at the start of a text.
+/// Returns the header at the start of a text.
 fn header(text: &str) -> Option<Include> {
     let (quoted, close) = match text.chars().next()? {
         '"' => (true, '"'),
@@ -80,7 +80,7 @@ fn header(text: &str) -> Option<Include> {
     })
 }
 
-/// The text without the blanks and comments at its start, on the same line.
+/// Skips blanks and comments at the start of a text, within its first line.
 fn skip_blank(mut text: &str) -> &str {
     loop {
         text = text.trim_start_matches([' ', '\t']);
@@ -94,7 +94,7 @@ fn skip_blank(mut text: &str) -> &str {
     }
 }
 
-/// Up to the first end of a line that no backslash continues.
+/// Returns the text up to the first end of a line that no backslash continues.
 fn logical_line(text: &str) -> &str {
     let mut end = 0;
     while let Some(length) = text[end..].find('\n') {
@@ -107,22 +107,23 @@ fn logical_line(text: &str) -> &str {
     text
 }
 
-/// The folders in which a compiler searches, and what it would find there; each file is looked for
-/// once.
+/// The folders that a compiler searches, and the files that it would find there. Each file is
+/// looked for once.
 #[derive(Debug)]
 pub(crate) struct Lookup {
     folders: Vec<PathBuf>,
-    /// nvcc includes `cuda_runtime.h` itself, as if a file in the folder where it runs did.
+    /// The folder where nvcc runs. nvcc includes `cuda_runtime.h` itself, as a file in this folder
+    /// would.
     root: PathBuf,
-    /// The candidates of each name, in the folders.
+    /// The candidates in the folders, by name.
     found: Mutex<HashMap<String, Arc<Vec<Candidate>>>>,
-    /// The folders that hold a folder of this name.
+    /// The searched folders that have a folder of this name.
     parents: Mutex<HashMap<String, Arc<Vec<PathBuf>>>>,
-    /// The meaning of each file; a name in quotes is searched beside the file.
+    /// The meaning of each file. A name in quotes is also searched beside the file.
     files: Mutex<HashMap<PathBuf, Meaning>>,
 }
 
-/// A file that an include may mean.
+/// A file that an include may refer to.
 #[derive(Clone, Debug)]
 struct Candidate {
     path: PathBuf,
@@ -130,17 +131,17 @@ struct Candidate {
     changed: Duration,
 }
 
-/// The files that the includes of one file find.
+/// The files that the includes of one file may refer to.
 #[derive(Clone, Debug)]
 pub(crate) struct Meaning {
-    /// The hash of all candidates, by their roles.
+    /// The hash of all candidates, named by their roles.
     pub(crate) hash: blake3::Hash,
     /// The candidate that changed last.
     newest: Option<(Duration, PathBuf)>,
 }
 
 impl Meaning {
-    /// A candidate that changed at `moment` or later, so that the compiler may not have seen it.
+    /// Returns a candidate that changed at `moment` or later. The compiler may not have seen it.
     pub(crate) fn newer_than(&self, moment: Duration) -> Option<&Path> {
         let (changed, path) = self.newest.as_ref()?;
         (*changed >= moment).then_some(path)
@@ -148,7 +149,8 @@ impl Meaning {
 }
 
 impl Lookup {
-    /// `folders` are absolute, in any order; `root` is where the compiler runs.
+    /// Makes a lookup in `folders`, which are absolute and in any order. The compiler runs in
+    /// `root`.
     pub(crate) fn new(folders: Vec<PathBuf>, root: PathBuf) -> Self {
         Self {
             folders,
@@ -159,8 +161,8 @@ impl Lookup {
         }
     }
 
-    /// The files that the includes of `file` find, and the other files that have its name: a macro
-    /// of another file may name it.
+    /// Returns the files that the includes of `file` find, and other files of the same name, since
+    /// a macro of another file may name them.
     pub(crate) fn meaning(
         &self,
         file: &Path,
@@ -174,7 +176,7 @@ impl Lookup {
         let own = file.parent().unwrap_or(Path::new("/"));
         for include in includes {
             if include.name.is_empty() {
-                // The toolkit's headers and a wheel's stay as they were released.
+                // Headers of the toolkit and of wheels stay as they were released.
                 if roles.name(file).is_of_the_script() {
                     candidates.extend(beside(own));
                 }
@@ -217,7 +219,7 @@ impl Lookup {
     }
 }
 
-/// The list of a name, which is made once.
+/// Returns the list for a name, which is made once.
 fn known<T>(
     lists: &Mutex<HashMap<String, Arc<Vec<T>>>>,
     name: &str,
@@ -231,7 +233,7 @@ fn known<T>(
     made
 }
 
-/// The files in a folder, in an order that is always the same.
+/// Returns the files in a folder, always in the same order.
 fn beside(folder: &Path) -> Vec<Candidate> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries.filter_map(|it| candidate(it.path())).collect();

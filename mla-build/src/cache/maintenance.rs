@@ -16,12 +16,12 @@ use super::{
 use crate::bounded;
 use crate::{Error, exposure, report, variables};
 
-/// The file of builds in the cache, one line each, and how long it may grow.
+/// The file in the cache with one line for each build, and its maximum size in bytes.
 const BUILDS: &str = "builds";
 const MAX_BUILDS: u64 = 1 << 18;
 
-/// The cache's folder: `MLA_BUILD_CACHE`, or `mla-build` in the user's cache folder. `None` without
-/// either.
+/// Returns the cache's folder: `MLA_BUILD_CACHE`, or `mla-build` in the user's cache folder.
+/// Returns `None` without either.
 ///
 /// # Errors
 ///
@@ -34,10 +34,10 @@ pub fn folder() -> Result<Option<PathBuf>, Error> {
     Ok(dirs::cache_dir().map(|folder| folder.join("mla-build")))
 }
 
-/// The minimal bound: a few builds of a package with many kernels.
+/// The smallest bound that is accepted, enough for a few builds of a package with many kernels.
 const MIN_BOUND: u64 = 64 << 20;
 
-/// The bound of the cache in bytes: `MLA_BUILD_CACHE_SIZE`, or 10 GiB.
+/// Returns the bound of the cache in bytes: `MLA_BUILD_CACHE_SIZE`, or 10 GiB.
 ///
 /// # Errors
 ///
@@ -79,19 +79,19 @@ fn parse_size(text: &str) -> Option<u64> {
 pub struct Statistics {
     /// The number of objects.
     pub objects: usize,
-    /// Bytes of everything in it.
+    /// The bytes of all files in the cache.
     pub bytes: u64,
-    /// The time at which the object that was not used for longest was last used.
+    /// The last use of the object that has not been used for the longest time.
     pub oldest: Option<SystemTime>,
     /// The number of latest builds that are counted below.
     pub builds: usize,
-    /// Units that they found in the cache.
+    /// The number of units that these builds found in the cache.
     pub cached: u64,
-    /// Units that they compiled.
+    /// The number of units that these builds compiled.
     pub compiled: u64,
 }
 
-/// A build in the file of builds.
+/// A line of the file of builds.
 #[derive(Debug, Serialize, Deserialize)]
 struct Build {
     finished: f64,
@@ -101,13 +101,13 @@ struct Build {
     compiled: u64,
 }
 
-/// Counts what is in a cache. One that does not exist holds nothing.
+/// Counts the content of a cache. A cache that does not exist counts as empty.
 pub fn statistics(cache: &Path) -> Statistics {
     let objects = files(&cache.join("objects"));
     let builds: Vec<Build> = bounded::read_to_string(cache.join(BUILDS))
         .unwrap_or_default()
         .lines()
-        // A line that was cut off counts for nothing.
+        // A line that was cut off is skipped.
         .filter_map(|line| serde_json::from_str(line).ok())
         .collect();
     Statistics {
@@ -120,14 +120,15 @@ pub fn statistics(cache: &Path) -> Statistics {
     }
 }
 
-/// Removes files that were not used for `age`, and returns how many bytes they had. An `age` of 0
-/// empties the cache; a build that runs meanwhile compiles what it misses.
+/// Removes files that were not used for `age`, and returns their number of bytes.
+///
+/// An `age` of 0 empties the cache. A build that runs meanwhile compiles what it misses.
 ///
 /// # Errors
 ///
-/// A folder that is no cache, or a file that cannot be removed.
+/// If the folder is not a cache, or a file cannot be removed.
 pub fn clean(cache: &Path, age: Duration) -> Result<u64, Error> {
-    // A folder that is named by mistake may have a folder `objects` with other files.
+    // A folder that was named by mistake may have a folder `objects` with other files.
     if cache.is_dir() && !cache.join(STAGING).is_dir() {
         return Err(Error::setting(
             "cache",
@@ -146,12 +147,12 @@ pub fn clean(cache: &Path, age: Duration) -> Result<u64, Error> {
     Ok(bytes)
 }
 
-/// Adds what one cache holds to another, and returns how many objects were new there. A copy is a
-/// cache like any other: nothing in it depends on where it lies or which machine made it.
+/// Copies the content of one cache to another, and returns the number of new objects there. A copy
+/// can be used like any cache: nothing in it depends on its path or on the machine that made it.
 ///
 /// # Errors
 ///
-/// A file cannot be read or written.
+/// If a file cannot be read or written.
 pub fn copy(from: &Path, to: &Path) -> Result<usize, Error> {
     if !from.join("objects").is_dir() {
         return Err(Error::setting(
@@ -179,7 +180,8 @@ pub fn copy(from: &Path, to: &Path) -> Result<usize, Error> {
         );
     }
     let mut new = 0;
-    // Objects first: a manifest may name one that is not there, but not the other way round.
+    // Objects come first: a manifest may name a missing object, but an object without a manifest is
+    // never found.
     for kind in ["objects", "estimates", "manifests"] {
         for file in files(&from.join(kind)) {
             let place = to.join(file.path.strip_prefix(from).unwrap_or(&file.path));
@@ -197,7 +199,7 @@ pub fn copy(from: &Path, to: &Path) -> Result<usize, Error> {
     Ok(new)
 }
 
-/// A manifest with the sets of both; `None` unless both are manifests.
+/// Returns a manifest with the sets of both, or `None` unless both are manifests.
 fn merged(known: &[u8], more: &[u8]) -> Option<Vec<u8>> {
     let mut manifest: Manifest = serde_json::from_slice(known).ok()?;
     let more: Manifest = serde_json::from_slice(more).ok()?;
@@ -206,8 +208,8 @@ fn merged(known: &[u8], more: &[u8]) -> Option<Vec<u8>> {
 }
 
 impl Cache {
-    /// Throws away what was not used for longest, until the cache is within `bound` bytes, and what
-    /// a killed build left in `staging`.
+    /// Removes the files with the oldest last use until the cache is within `bound` bytes. Also
+    /// removes what a killed build left in `staging`.
     pub(crate) fn shrink(&self, bound: u64) {
         const STALE: Duration = Duration::from_secs(24 * 60 * 60);
         for file in files(&self.folder().join(STAGING)) {
@@ -230,7 +232,7 @@ impl Cache {
         }
     }
 
-    /// Remembers a build, for [`statistics`]. If that fails, nothing is lost but a count.
+    /// Records a build for [`statistics`]. If that fails, only a count is lost.
     pub(crate) fn count(&self, report: &report::Report) {
         if !self.is_writable() {
             return;
@@ -251,13 +253,13 @@ impl Cache {
             && let Ok(mut file) = fs::File::options().append(true).create(true).open(path)
         {
             line.push('\n');
-            // One write per line: appending is atomic between processes.
+            // Each line is one write, since appending is atomic between processes.
             let _ = file.write_all(line.as_bytes());
         }
     }
 }
 
-/// A file of the cache; its time of modification is that of its last use.
+/// A file of the cache. Its modification time is the time of its last use.
 struct Kept {
     path: PathBuf,
     bytes: u64,
@@ -277,7 +279,7 @@ fn files(folder: &Path) -> Vec<Kept> {
     entries.filter_map(kept).collect()
 }
 
-/// All files of the cache but those on their way.
+/// Returns all files of the cache except those in staging.
 fn all(cache: &Path) -> impl Iterator<Item = Kept> {
     KINDS.iter().flat_map(move |kind| files(&cache.join(kind)))
 }

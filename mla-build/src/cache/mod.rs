@@ -1,11 +1,12 @@
 //! Objects that outlive a target folder, shared by checkouts, profiles and packages.
 //!
-//! Two steps lead to an object, as in ccache's direct mode. The facts known before compiling (the
-//! source's bytes and its place in the package, the flags, the compilers' versions and programs)
-//! make the *first key*, which names a **manifest**: the sets of files that this source was found
-//! to depend on, with the hash of each and of what its includes find (`includes`). A set whose
-//! every file still has both makes the *second key*, which names the **object**. A hit therefore
-//! costs no preprocessing, and a header that changes back finds its old object.
+//! Two steps lead to an object, as in ccache's direct mode. The *first key* hashes what is known
+//! before compiling: the source's bytes and its path in the package, the flags, and the compilers'
+//! versions and programs. It names a **manifest**, which lists the sets of files that this source
+//! was found to depend on. With each file, a set has the hash of its content and the hash of what
+//! its includes find (`includes`). If every file of a set still has both hashes, the set makes the
+//! *second key*, which names the **object**. A hit therefore costs no preprocessing, and a header
+//! that changes back finds its old object.
 //!
 //! ```text
 //! <cache>/manifests/ab/<first key>.json
@@ -17,8 +18,8 @@
 //! <cache>/staging/                       files on their way; renamed when whole
 //! ```
 //!
-//! Everything is written into `staging`, synchronised and renamed, so a file in its place is a
-//! whole file. Its hash reveals later damage by the disk.
+//! Every file is written into `staging`, synchronised and renamed, so a file outside `staging` is
+//! complete. Its hash reveals later damage by the disk.
 
 mod hasher;
 mod includes;
@@ -42,20 +43,20 @@ pub(crate) use store::{Cache, Estimate, Loaded};
 
 use crate::roles::{RolePath, Roles};
 
-/// Raised when what the files of the cache mean changes: entries of another format are never looked
-/// at.
+/// Version of the cache's format. It is raised when the meaning of the files changes, and entries
+/// of another version are never looked at.
 const FORMAT: &str = "mla-build 2";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key(blake3::Hash);
 
 impl Key {
-    /// The first key.
+    /// Makes the first key.
     pub(crate) fn new<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
         Self(hash_parts([FORMAT.as_bytes()].into_iter().chain(parts)))
     }
 
-    /// The second key: the first, and the content of every dependency.
+    /// Makes the second key from the first and the content of every dependency.
     pub(crate) fn with_dependencies(self, set: &DependencySet) -> Self {
         let files = set.files.iter().flat_map(|it| {
             [&it.file.role, &it.file.path, &it.hash, &it.finds].map(|part| part.as_bytes())
@@ -72,14 +73,15 @@ impl Key {
     }
 }
 
-/// The sets of dependencies that a unit was compiled with, the latest first.
+/// The sets of dependencies with which a unit was compiled, the latest first.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Manifest {
     pub(crate) sets: Vec<DependencySet>,
 }
 
 impl Manifest {
-    /// A branch or two and their history; older sets are compiled again when they come back.
+    /// Enough for a branch or two and their history. If an older set comes back, it is compiled
+    /// again.
     const MAX_SETS: usize = 16;
 
     pub(crate) fn remember(&mut self, set: DependencySet) {
@@ -88,7 +90,7 @@ impl Manifest {
         self.sets.truncate(Self::MAX_SETS);
     }
 
-    /// Adds the sets of another, as older ones.
+    /// Adds the sets of another manifest behind its own.
     fn add(&mut self, other: Self) {
         let sets = other.sets.into_iter();
         let new: Vec<_> = sets.filter(|set| !self.sets.contains(set)).collect();
@@ -113,9 +115,9 @@ pub(crate) struct Dependency {
 }
 
 impl DependencySet {
-    /// Takes the files of a depfile. `Err` names a file that cannot be read, or a file that the
-    /// compiler may not have seen because it came at `trusted` or later (time since 1970) where an
-    /// include may mean it.
+    /// Makes a set of a depfile's files. `Err` names a file that cannot be read, or one that the
+    /// compiler may not have seen. The latter came at `trusted` (time since 1970) or later, and an
+    /// include may refer to it.
     pub(crate) fn new(
         files: &[PathBuf],
         roles: &Roles,
@@ -126,7 +128,7 @@ impl DependencySet {
         let mut dependencies = Vec::new();
         for path in files {
             let file = roles.name(path);
-            // The path is resolved in the way in which a later check resolves it.
+            // The path is resolved in the same way as by a later check.
             let path = roles.locate(&file).unwrap_or_else(|| path.clone());
             let content = hasher.content(&path).ok_or_else(|| path.clone())?;
             let meaning = lookup.meaning(&path, &content.includes, roles);
@@ -148,7 +150,7 @@ impl DependencySet {
         })
     }
 
-    /// The files as they lie in this build, or what has changed.
+    /// Returns the set's files at their places in this build, or what has changed.
     pub(crate) fn check(
         &self,
         roles: &Roles,
@@ -178,30 +180,31 @@ impl DependencySet {
     }
 }
 
-/// The data that is kept of a compilation beside its object.
+/// Data about a compilation, kept beside its object.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Meta {
     pub(crate) seconds: f64,
-    /// Bytes.
+    /// Peak memory in bytes.
     pub(crate) peak: u64,
-    /// All that the compiler printed.
+    /// The whole output of the compiler.
     pub(crate) log: String,
 }
 
-/// An object and what is known of it.
+/// An object with the data about its compilation.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) meta: Meta,
     pub(crate) object: Vec<u8>,
 }
 
-/// The time since 1970 at which a file's data or name last changed. Unlike the time of
-/// modification, it cannot be set.
+/// Returns the time since 1970 at which a file's data or name last changed. Unlike the modification
+/// time, it cannot be set.
 pub(crate) fn last_change(data: &Metadata) -> Duration {
     Duration::new(data.ctime().max(0) as u64, data.ctime_nsec().max(0) as u32)
 }
 
-/// Each part is hashed with its length, so that no two lists of parts are the same stream of bytes.
+/// Hashes each part with its length, so that different lists of parts never make the same stream of
+/// bytes.
 fn hash_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     for part in parts {
@@ -212,6 +215,6 @@ fn hash_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> blake3::Hash {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The guarded value is whole at every moment, so a panic elsewhere leaves it sound.
+    // The guarded value is complete at every moment, so it is valid even after a panic elsewhere.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -16,34 +16,34 @@ use crate::exposure::{self, Exposure};
 
 use super::{Entry, Key, Manifest, Meta, hasher::content_now, last_change, lock};
 
-/// The folders in the cache, by what they hold.
+/// The folders in the cache, by their content.
 pub(super) const KINDS: [&str; 4] = ["objects", "manifests", "estimates", "files"];
 
-/// The folder in the cache of files on their way.
+/// The folder in the cache for files that are being written.
 pub(super) const STAGING: &str = "staging";
 
-/// A folder of the cache, which may be missing, read-only or full: then reading what there is still
-/// works, nothing is kept, and [`notes`](Self::notes) says why.
+/// A folder of the cache, which may be missing, read-only or full. Then existing objects can still
+/// be read, nothing is kept, and [`notes`](Self::notes) gives the reason.
 #[derive(Debug)]
 pub(crate) struct Cache {
     folder: PathBuf,
     notes: Mutex<Vec<String>>,
-    /// Other users who may write to it.
+    /// Other users who may write to the folder.
     exposure: Option<Exposure>,
-    /// Once writing has failed it is not tried again in this build.
+    /// False once writing has failed. It is not tried again in this build.
     writable: Mutex<bool>,
 }
 
-/// The result of the look-up of an object.
+/// The result of looking up an object.
 #[derive(Debug)]
 pub(crate) enum Loaded {
     Whole(Entry),
     Missing,
-    /// The content differs from what was stored.
+    /// The content differs from the stored content.
     Corrupted,
 }
 
-/// The lock of a unit, until it is dropped.
+/// The lock of a unit, held until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Guard(#[allow(dead_code, reason = "its drop is its use")] Option<File>);
 
@@ -51,7 +51,7 @@ pub(crate) struct Guard(#[allow(dead_code, reason = "its drop is its use")] Opti
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Estimate {
     pub(crate) seconds: f64,
-    /// Bytes.
+    /// Peak memory in bytes.
     pub(crate) peak: u64,
 }
 
@@ -75,7 +75,7 @@ impl Cache {
         let opened = made
             .and_then(|()| fs::create_dir_all(&staging))
             .and_then(|()| fs::create_dir_all(cache.folder.join("locks")))
-            // Only a file that is written tells whether files can be written.
+            // Only writing a file shows that files can be written.
             .and_then(|()| tempfile::NamedTempFile::new_in(&staging).map(drop));
         if let Err(error) = opened {
             cache.give_up(&error);
@@ -87,17 +87,17 @@ impl Cache {
         &self.folder
     }
 
-    /// The warnings for the user, in the order in which they arose.
+    /// Returns the warnings for the user, in the order in which they arose.
     pub(crate) fn notes(&self) -> Vec<String> {
         lock(&self.notes).clone()
     }
 
-    /// True if what it holds may be taken: not if every user may have put it there.
+    /// True if its content may be used. It may not if every user can write to the folder.
     fn is_trusted(&self) -> bool {
         self.exposure.as_ref().is_none_or(|it| !it.is_to_all)
     }
 
-    /// A warning about other users who may write to it, with the consequence.
+    /// Returns a warning about other users who may write to the folder, and the consequence.
     pub(crate) fn warning(&self) -> Option<String> {
         let exposure = self.exposure.as_ref()?;
         let consequence = match exposure.is_to_all {
@@ -111,13 +111,13 @@ impl Cache {
         *lock(&self.writable)
     }
 
-    /// Waits until no other process or thread compiles the unit.
+    /// Waits until no other process or thread compiles the unit, and locks it.
     pub(crate) fn lock(&self, key: Key) -> Guard {
         if !self.is_writable() {
             return Guard(None);
         }
-        // A file for each unit would pile up, and a lock's file cannot be removed safely. Two units
-        // that share one merely wait for each other.
+        // A file for each unit would pile up, since a lock's file cannot be removed safely. Two
+        // units with the same file merely wait for each other.
         let path = self.folder.join("locks").join(&key.hex()[..3]);
         let file = OpenOptions::new().create(true).append(true).open(path);
         match file.and_then(|file| file.lock().map(|()| file)) {
@@ -134,13 +134,13 @@ impl Cache {
             .unwrap_or_default()
     }
 
-    /// Says that a manifest led to an object, so that both stay as long.
+    /// Records that a manifest led to an object, so that both are kept for the same time.
     pub(crate) fn used(&self, first: Key) {
         self.touch(&self.place("manifests", &first.hex(), ".json"));
     }
 
-    /// The time of last use decides what is thrown away first. It decides nothing else, and a cache
-    /// that cannot be written does without.
+    /// Sets the time of last use, which decides only what is removed first. A cache that cannot be
+    /// written does without it.
     fn touch(&self, path: &Path) {
         let _ = File::open(path).and_then(|file| file.set_modified(SystemTime::now()));
     }
@@ -180,13 +180,13 @@ impl Cache {
         let _ = fs::remove_file(path);
     }
 
-    /// Keeps an object. The caller holds the unit's lock.
+    /// Stores an object. The caller holds the unit's lock.
     pub(crate) fn keep(&self, first: Key, set: super::DependencySet, entry: &Entry) {
         if !self.is_writable() {
             return;
         }
-        // The object goes first: a manifest may name an object that is not there, and then it is
-        // compiled; the other way round it would never be found.
+        // The object goes first. If a manifest names a missing object, the unit is compiled. An
+        // object without a manifest would never be found.
         let second = first.with_dependencies(&set);
         let kept = pack(entry)
             .and_then(|bytes| self.publish(&self.object(second), &bytes))
@@ -201,9 +201,9 @@ impl Cache {
         }
     }
 
-    /// The hash of a large file that rarely changes, which is read again only if it was: the file's
-    /// number, length and times are kept with the hash, and the time of its last change cannot be
-    /// set.
+    /// Returns the hash of a large file that rarely changes. The file is read again only if it
+    /// changed: its inode number, length and times are kept with the hash, and the time of its last
+    /// change cannot be set.
     pub(crate) fn content_of(&self, path: &Path) -> io::Result<blake3::Hash> {
         let path = path.canonicalize()?;
         let data = fs::metadata(&path)?;
@@ -219,7 +219,7 @@ impl Cache {
             return Ok(hash);
         }
         let hash = content_now(&path)?;
-        // A file that changed a moment ago may change again within the same tick of its clock.
+        // A file that has just changed may change again within the same tick of its clock.
         let settled = SystemTime::UNIX_EPOCH + changed + Duration::from_secs(2);
         if self.is_writable() && settled < SystemTime::now() {
             let bytes = serde_json::to_vec(&(identity, hash.to_hex().as_str()))?;
@@ -262,7 +262,7 @@ impl Cache {
         value
     }
 
-    /// Writes a file that is either whole or not there.
+    /// Writes a file that is either complete or absent.
     pub(super) fn publish(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         let folder = path.parent().unwrap_or(&self.folder);
         fs::create_dir_all(folder)?;
@@ -270,7 +270,7 @@ impl Cache {
         file.write_all(bytes)?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|error| error.error)?;
-        // The new name is on disk only when its folder is.
+        // The new name is on disk only after the folder is synchronised.
         File::open(folder)?.sync_all()
     }
 
@@ -290,7 +290,8 @@ impl Cache {
     }
 }
 
-/// The hash of all that follows, the length of the description, the description, the object.
+/// Packs the hash of everything that follows, the length of the description, the description, and
+/// the object.
 fn pack(entry: &Entry) -> io::Result<Vec<u8>> {
     let meta = serde_json::to_vec(&entry.meta)?;
     let mut body = Vec::with_capacity(8 + meta.len() + entry.object.len());
@@ -302,7 +303,7 @@ fn pack(entry: &Entry) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// `None` where the bytes are not what was packed.
+/// Returns `None` if the bytes are not those that were packed.
 fn unpack(bytes: &[u8]) -> Option<Entry> {
     let (hash, body) = bytes.split_at_checked(blake3::OUT_LEN)?;
     if blake3::hash(body).as_bytes() != hash {
@@ -361,7 +362,7 @@ mod tests {
             let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + u64::from(n));
             File::open(path).unwrap().set_modified(time).unwrap();
         }
-        // Using the oldest makes it the youngest.
+        // Using the oldest object makes it the youngest.
         let load = |n| cache.load(key(n).with_dependencies(&no_dependencies()));
         assert!(matches!(load(0), Loaded::Whole(_)));
         cache.shrink(250_000);
@@ -385,7 +386,7 @@ mod tests {
             .set_modified(long_ago)
             .unwrap();
         cache.used(key);
-        // Something else that is larger, and was used before.
+        // Another object that is larger and was used earlier.
         let other = Key::new([b"cold".as_slice()]);
         cache.keep(other, no_dependencies(), &entry(&[0; 100_000]));
         for path in [
@@ -418,7 +419,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(2100));
         assert_eq!(cache.content_of(&file).unwrap(), blake3::hash(b"one"));
         assert_eq!(kept(), 1);
-        // The same length and time of modification.
+        // The new file has the same length and modification time.
         let time = fs::metadata(&file).unwrap().modified().unwrap();
         fs::write(&file, "two").unwrap();
         File::options()

@@ -1,9 +1,10 @@
 //! The kernels of a cubin, with their parameters.
 //!
-//! A cubin is an ELF file. The section `.nv.info.<kernel>` is a row of attributes: a form, a
-//! number, and two bytes that are the value, or the length of what follows if the form is 4.
-//! Attribute 0x17 describes a parameter by its number (16 bits at 4), its offset (16 bits at 6) and
-//! its bytes (the upper 14 of 32 bits at 8); 0x05 is the max threads of a CTA on each axis.
+//! A cubin is an ELF file. The section `.nv.info.<kernel>` is a row of attributes. An attribute has
+//! a form, a number, and two bytes. These are its value, or the length of the following value if
+//! the form is 4. Attribute 0x17 describes a parameter by its number (16 bits at 4), its offset (16
+//! bits at 6) and its size in bytes (the upper 14 of 32 bits at 8). Attribute 0x05 is the maximum
+//! number of threads of a CTA on each axis.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ const SIZED: u8 = 4;
 const PARAMETER: u8 = 0x17;
 const MAX_THREADS: u8 = 0x05;
 
-/// Maximal threads of a CTA on any GPU, for a kernel that declares no bound.
+/// Maximum number of threads of a CTA on any GPU, for a kernel that declares no bound.
 const ANY: u32 = 1024;
 
 /// A kernel of a cubin.
@@ -24,11 +25,11 @@ pub(crate) struct Entry {
     pub(crate) name: String,
     pub(crate) shared: u64,
     pub(crate) max_threads: u32,
-    /// Offset and bytes by the parameter's number.
+    /// Offset and size in bytes of each parameter, by its number.
     pub(crate) parameters: BTreeMap<u16, (u32, u32)>,
 }
 
-/// All kernels of a cubin. `None` if it is not of the form above.
+/// Returns all kernels of a cubin, or `None` if it does not have this form.
 pub(crate) fn entries(cubin: &[u8]) -> Option<Vec<Entry>> {
     let file = object::File::parse(cubin).ok()?;
     let mut entries = Vec::new();
@@ -89,7 +90,7 @@ mod tests {
         }
     }
 
-    // The attributes that CUDA 13.0 writes for a structure of 48 bytes and a number behind it.
+    // The attributes that CUDA 13.0 writes for a structure of 48 bytes followed by a number.
     #[test]
     fn parameters_and_threads_are_read() {
         let attributes = [
@@ -107,7 +108,7 @@ mod tests {
             BTreeMap::from([(0, (0, 48)), (1, (48, 4))])
         );
         assert_eq!(found.max_threads, 256);
-        // No cut and no nonsense panics.
+        // Neither cut-off nor meaningless attributes cause a panic.
         for length in 0..attributes.len() {
             read(&attributes[..length], &mut entry());
         }

@@ -1,4 +1,4 @@
-//! The layout of structures, read from bindings: bindgen writes the size of each structure and the
+//! The layout of structures, read from bindings. bindgen writes the size of each structure and the
 //! offset of each field, and the compiler checks them against its own layout.
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ impl Layouts {
         Self(layouts)
     }
 
-    /// The bytes of a number or a structure, and the structure's fields.
+    /// Returns the size in bytes of a number or a structure, and the structure's fields.
     pub(crate) fn of(&self, kind: &str) -> Option<(u32, Vec<Field>)> {
         match number(kind) {
             Some(bytes) => Some((bytes, Vec::new())),
@@ -36,7 +36,7 @@ impl Layouts {
     }
 }
 
-/// A structure all of whose fields are numbers, pointers or arrays of them.
+/// Returns the layout of a structure whose fields are all numbers, pointers or arrays of them.
 fn layout(text: &str, name: &str, body: &str) -> Option<(u32, Vec<Field>)> {
     let size = value(text, &format!("\"Size of {name}\""))?;
     let lines = body
@@ -56,7 +56,7 @@ fn layout(text: &str, name: &str, body: &str) -> Option<(u32, Vec<Field>)> {
     Some((size, fields.collect::<Option<_>>()?))
 }
 
-/// The number that bindgen compares behind a text.
+/// Returns the number that bindgen compares behind a text.
 fn value(text: &str, label: &str) -> Option<u32> {
     let behind = &text[text.find(label)? + label.len()..];
     let statement = behind.split_once(';')?.0;
@@ -64,7 +64,7 @@ fn value(text: &str, label: &str) -> Option<u32> {
     number.trim_end_matches("usize]").parse().ok()
 }
 
-/// A field's type as descriptions name it, and its bytes.
+/// Returns a field's type as descriptions name it, and its size in bytes.
 fn sized(kind: &str) -> Option<(String, u32)> {
     if kind.starts_with('*') {
         return Some(("pointer".to_owned(), 8));

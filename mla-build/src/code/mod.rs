@@ -1,12 +1,12 @@
-//! GPU code as files of its own, with a description of each kernel: for a program that loads it by
-//! the driver and links nothing.
+//! GPU code as separate files, with a description of each kernel. A program can load it through the
+//! driver and links nothing.
 //!
-//! With the environment variable `MLA_BUILD_CODE=folder` a build compiles each source for each of
-//! its targets once more, into a cubin or a file of PTX, and writes [`FILE`] beside them. The
-//! parameters of a kernel stand in its cubin. The package's file of
-//! [launches](crate::Kernels::launches) adds the grid and the names of parameters; the layout of a
-//! structure is that of the package's bindings. Each launch is held to the cubin: a parameter of
-//! another size is an error.
+//! With the environment variable `MLA_BUILD_CODE=folder`, a build compiles each source once more
+//! for each of its targets, into a cubin or a file of PTX. It writes [`FILE`] beside them. The
+//! parameters of a kernel come from its cubin. The package's file of
+//! [launches](crate::Kernels::launches) adds the grid and the names of parameters. The layouts of
+//! structures come from the package's bindings. Each launch is checked against the cubin: a
+//! parameter of another size is an error.
 
 mod cubin;
 mod layout;
@@ -38,49 +38,51 @@ pub struct Code {
 /// A cubin, or PTX.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CodeFile {
-    /// Its name in the folder.
+    /// The file's name in the folder.
     pub file: String,
-    /// The hash of its bytes.
+    /// The hash of the file's bytes.
     pub blake3: String,
     /// The source, relative to the package.
     pub source: String,
     /// nvcc's name of the target: `sm_90a`, `compute_80`.
     pub target: String,
-    /// Its kernels. PTX tells none: it has those of the source's cubins, under the same names.
+    /// The file's kernels. PTX does not list them: it has those of the source's cubins, under the
+    /// same names.
     pub kernels: Vec<Kernel>,
 }
 
 /// A kernel of a cubin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kernel {
-    /// The name that the driver finds it by.
+    /// The name by which the driver finds the kernel.
     pub entry: String,
-    /// The same as C++ reads it.
+    /// The same name in C++.
     pub name: String,
-    /// Bytes of shared memory that every launch has.
+    /// Bytes of static shared memory.
     pub static_shared: u64,
-    /// Maximal threads of a CTA.
+    /// The maximum number of threads of a CTA.
     pub max_threads: u32,
-    /// Its parameters in order. Without a launch they have no names.
+    /// The parameters in order. Without a launch they have no names.
     pub parameters: Vec<Parameter>,
-    /// Everything else that a launch takes. `None` if the package describes none.
+    /// Everything else that a launch needs, or `None` if the package does not describe it.
     pub launch: Option<Launch>,
 }
 
 /// A parameter of a kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parameter {
-    /// The first byte within all parameters.
+    /// The offset of the first byte within all parameters.
     pub offset: u32,
-    /// Its bytes.
+    /// The size in bytes.
     pub bytes: u32,
-    /// Its name.
+    /// The name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// A number's type, or the structure's name.
+    /// The type of a number, or the name of a structure.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// The expression that gives it, of the parameters before it. `None`: the caller's own.
+    /// The expression that computes the value from the parameters before it, or `None` if the
+    /// caller gives it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
     /// The fields of a structure, with offsets within it.
@@ -91,34 +93,36 @@ pub struct Parameter {
 /// A field of a structure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Field {
-    /// Its name.
+    /// The field's name.
     pub name: String,
-    /// `pointer`, or Rust's name of a number.
+    /// `pointer`, or Rust's name of a number's type.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The first byte within the structure.
+    /// The offset of the first byte within the structure.
     pub offset: u32,
-    /// Its bytes.
+    /// The size in bytes.
     pub bytes: u32,
 }
 
-/// The launch of a kernel. Expressions are of whole numbers, of parameters (`token_tiles`) and
-/// fields (`p.tokens`), with `+`, `-`, `*`, `/` rounding up, and parentheses.
+/// The launch of a kernel.
+///
+/// Expressions compute with whole numbers, parameters (`token_tiles`) and fields (`p.tokens`). They
+/// have `+`, `-`, `*`, `/` rounding up, and parentheses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
-    /// The calls that it is for.
+    /// The calls for which this launch is made.
     pub when: String,
-    /// CTAs on each axis, by expressions.
+    /// CTAs on each axis, as expressions.
     pub grid: [String; 3],
     /// Threads on each axis.
     pub block: [u32; 3],
     /// CTAs of a cluster on each axis.
     #[serde(default = "one")]
     pub cluster: [u32; 3],
-    /// Bytes of shared memory beyond the static ones, by an expression.
+    /// Bytes of dynamic shared memory, as an expression.
     #[serde(default = "nothing")]
     pub dynamic_shared: String,
-    /// True if it is launched as a programmatic dependent.
+    /// True if the kernel is launched as a programmatic dependent.
     #[serde(default)]
     pub dependent_launch: bool,
     /// The parameters that are tensor maps.
@@ -138,10 +142,10 @@ fn nothing() -> String {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
-    /// A glob that the kernel's name in C++ matches.
+    /// A glob for the kernel's name in C++.
     kernel: String,
     source: String,
-    /// Its parameters: `p: MlaLseParams`, `tiles: u32 = p.tokens / 32`.
+    /// Its parameters, such as `p: MlaLseParams` and `tiles: u32 = p.tokens / 32`.
     parameters: Vec<String>,
     launch: Launch,
 }
@@ -162,7 +166,7 @@ impl Launches {
         Ok(Self(rows))
     }
 
-    /// Names the parameters of a kernel and says how it is launched, if a row describes it.
+    /// Names the parameters of a kernel and adds its launch, if a row describes it.
     pub(crate) fn describe(
         &self,
         kernel: &mut Kernel,
@@ -176,7 +180,7 @@ impl Launches {
         }
     }
 
-    /// The row of a source that is compiled whose kernel is none.
+    /// Returns a row whose source is compiled, but whose kernel does not exist.
     pub(crate) fn unused(&self, code: &Code) -> Option<&str> {
         let row = self.0.iter().find(|row| {
             let files = code.files.iter().filter(|file| file.source == row.source);
@@ -238,12 +242,12 @@ impl Row {
     }
 }
 
-/// An error of the package's file of launches.
+/// Makes an error about the package's file of launches.
 fn refused(row: &str, field: &str, given: &str, accepted: &str) -> Error {
     Error::setting(format!("launches: {row}: {field}"), given, accepted)
 }
 
-/// The kernels of a cubin, without launches.
+/// Returns the kernels of a cubin, without launches.
 pub(crate) fn kernels(bytes: &[u8]) -> Option<Vec<Kernel>> {
     let kernels = entries(bytes)?.into_iter().map(|entry| {
         let parameters = entry.parameters.values().map(|&(offset, bytes)| Parameter {

@@ -1,8 +1,8 @@
 //! The report of a build: its actions and its results.
 //!
-//! Every build writes its report, as JSON, to `OUT_DIR/<library>.report.json` and to
-//! `<target folder>/mla-build/<package>-<library>.json`; [`newest`] finds the latter. With the
-//! feature `table`, `table` shows it.
+//! Every build writes its report, as JSON, to `OUT_DIR/<library>.report.json` and to `<target
+//! folder>/mla-build/<package>-<library>.json`. [`newest`] finds the latter. With the feature
+//! `table`, `table` formats a report as text.
 
 #[cfg(feature = "table")]
 mod table;
@@ -30,7 +30,7 @@ pub struct Report {
     pub package: String,
     /// The library: `mla` for `libmla.a`.
     pub library: String,
-    /// The time at which it ended, in seconds since 1970.
+    /// The time at which the build ended, in seconds since 1970.
     pub finished: f64,
     /// The targets, as the compiler spells them.
     pub targets: Vec<String>,
@@ -40,9 +40,9 @@ pub struct Report {
     pub host_compiler: (PathBuf, String),
     /// The cache's folder.
     pub cache: PathBuf,
-    /// Everything that the user should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
-    /// Seconds that the whole took.
+    /// The seconds that the whole build took.
     pub seconds: f64,
     /// Size of the library, in bytes.
     pub library_bytes: u64,
@@ -54,15 +54,16 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Unit {
-    /// Relative to the package.
+    /// The path relative to the package.
     pub source: String,
     /// The targets, as the compiler spells them.
     pub targets: Vec<String>,
     /// The origin of the object.
     pub outcome: Outcome,
-    /// The reason why it was compiled; empty for one that was not.
+    /// The reason why it was compiled, or an empty text if it was not.
     pub reason: String,
-    /// Processor seconds that its compilation took, now or when it was compiled.
+    /// The processor seconds that its compilation took, in this build or in the one that compiled
+    /// it.
     pub compile_seconds: f64,
     /// Peak resident memory of its largest compiler process, in bytes.
     pub peak: u64,
@@ -82,11 +83,11 @@ pub enum Outcome {
     Cached,
     /// The object is from the compiler.
     Compiled,
-    /// Compiled by the releaser of the package.
+    /// The object was compiled by the publisher of the package.
     Prebuilt,
-    /// There is none.
+    /// There is no object, because the unit failed.
     Failed,
-    /// There is none, because another unit failed first.
+    /// There is no object, because another unit failed first.
     Stopped,
 }
 
@@ -107,7 +108,7 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// If the file cannot be read, or is no report.
+    /// If the file cannot be read, or is not a report.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let bytes = bounded::read(path).map_err(Error::file("read", path))?;
         serde_json::from_slice(&bytes).map_err(Error::file("understand", &path))
@@ -125,7 +126,8 @@ impl Report {
         write().map_err(Error::file("write", path))
     }
 
-    /// Bytes of code for the GPU that each target adds to a program that calls everything.
+    /// Returns the bytes of GPU code that each target adds to a program that uses the whole
+    /// library.
     pub fn device_bytes(&self) -> BTreeMap<String, u64> {
         let mut bytes = BTreeMap::new();
         for (target, more) in self.units.iter().flat_map(|unit| &unit.device_bytes) {
@@ -134,27 +136,27 @@ impl Report {
         bytes
     }
 
-    /// Processor seconds that the compilers took for everything in it.
+    /// Returns the sum of the processor seconds for all units.
     pub fn compile_seconds(&self) -> f64 {
         self.units.iter().map(|unit| unit.compile_seconds).sum()
     }
 
-    /// Peak memory of the `count` largest units together, in bytes: no build with that many jobs
-    /// needs more.
+    /// Returns the peak memory of the `count` largest units together, in bytes. No build with that
+    /// many jobs needs more.
     pub fn peak_of_largest(&self, count: usize) -> u64 {
         let mut peaks: Vec<_> = self.units.iter().map(|unit| unit.peak).collect();
         peaks.sort_unstable_by_key(|&peak| std::cmp::Reverse(peak));
         peaks.iter().take(count).sum()
     }
 
-    /// The number of units whose objects have this origin.
+    /// Returns the number of units whose objects have this origin.
     pub fn count(&self, outcome: Outcome) -> usize {
         let units = self.units.iter();
         units.filter(|unit| unit.outcome == outcome).count()
     }
 }
 
-/// Seconds since 1970.
+/// Returns the time in seconds since 1970.
 pub(crate) fn now() -> f64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -162,16 +164,17 @@ pub(crate) fn now() -> f64 {
         .as_secs_f64()
 }
 
-/// The folder of the reports within a target folder.
+/// Returns the folder of the reports within a target folder.
 pub fn folder(target: &Path) -> PathBuf {
     target.join("mla-build")
 }
 
-/// The report of the latest build in a target folder (`target`, or what `CARGO_TARGET_DIR` names).
+/// Returns the report of the latest build in a target folder (`target`, or what `CARGO_TARGET_DIR`
+/// names).
 ///
 /// # Errors
 ///
-/// If no build of kernels has ended there, or its report cannot be read.
+/// If no build of kernels has ended there, or if its report cannot be read.
 pub fn newest(target: &Path) -> Result<Report, Error> {
     let folder = folder(target);
     let entries =
@@ -193,7 +196,7 @@ pub fn newest(target: &Path) -> Result<Report, Error> {
     newest.ok_or(std::io::ErrorKind::NotFound).map_err(missing)
 }
 
-/// A size for people: `12.3 MiB`.
+/// Formats a size for people, such as `12.3 MiB`.
 pub fn size(bytes: u64) -> String {
     let power = (bytes.max(1).ilog2() / 10).min(3);
     match power {
@@ -205,8 +208,8 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// The name of a kernel without its return type and parameters: template arguments tell
-/// instantiations apart, parameters only make the line long.
+/// Returns the name of a kernel without its return type and parameters. Template arguments stay,
+/// since they tell instantiations apart. Parameters would only make the line long.
 pub fn short(name: &str) -> &str {
     // Only instantiations of templates are mangled with their return type, and a kernel's is void.
     let name = name.strip_prefix("void ").unwrap_or(name);

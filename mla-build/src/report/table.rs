@@ -1,10 +1,11 @@
-//! A report for people.
+//! A report for people to read.
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 
 use super::{Outcome, Report, short, size};
 
-/// The report as text: the toolkit, a table of the units, a table of the kernels, and the notes.
+/// Formats the report as text: the toolkit, a table of the units, a table of the kernels, and the
+/// notes.
 pub fn table(report: &Report) -> String {
     let mut lines = toolkit(report);
     lines.extend(totals(report));
@@ -18,7 +19,7 @@ pub fn table(report: &Report) -> String {
     lines.join("\n") + "\n"
 }
 
-/// The tools that compiled the library, and their places.
+/// Formats the tools that compiled the library, and their places.
 fn toolkit(report: &Report) -> Vec<String> {
     let mut lines = vec![format!(
         "{} {} for {}",
@@ -37,7 +38,7 @@ fn toolkit(report: &Report) -> Vec<String> {
     lines
 }
 
-/// The time and the size of the whole build.
+/// Formats the time and the size of the whole build.
 fn totals(report: &Report) -> [String; 2] {
     let units = format!(
         "{} units: {} cached, {} compiled, {} failed, in {:.1} s; library {}",
@@ -97,7 +98,7 @@ fn kernels_table(report: &Report) -> Table {
     columns(header, 2, rows)
 }
 
-/// A table whose columns from `numbers` on are aligned to the right.
+/// Makes a table whose columns from `numbers` on are aligned to the right.
 fn columns(header: &str, numbers: usize, rows: impl Iterator<Item = [String; 8]>) -> Table {
     let mut table = Table::new();
     table

@@ -11,15 +11,15 @@ use super::{
 };
 use crate::Error;
 
-/// Sources of another repository that a package compiles or includes, at one commit and no other.
+/// Sources of another repository that a package compiles or includes, at exactly one commit.
 ///
-/// They lie in a checkout that the user names by the environment variable `MLA_CHECKOUT_<NAME>`, as
-/// an absolute path; an unpacked archive will do as well. No build fetches anything: the error says
-/// by which command Git does. If the folder is a checkout, its commit is compared, and in any case
-/// the [contents](Self::contents) of the include roots.
+/// They lie in a checkout. The environment variable `MLA_CHECKOUT_<NAME>` gives its absolute path.
+/// An unpacked archive will do as well. No build downloads anything: the error names the Git
+/// command that does. If the folder is a checkout, its commit is compared with the pinned one. The
+/// [contents](Self::contents) of the include roots are compared in any case.
 ///
-/// For each of these sources that it compiles, the package has a source of its own in one of its
-/// families' folders, which includes it: `#include <sm90/decode/dense.cu>`.
+/// To compile one of these sources, the package has a small source in one of its families' folders
+/// that includes it: `#include <sm90/decode/dense.cu>`.
 ///
 /// ```
 /// use mla_build::{Checkout, Kernels};
@@ -41,7 +41,8 @@ pub struct Checkout {
 }
 
 impl Checkout {
-    /// The repository of this name, at the commit of this whole hash. It adds no include root yet.
+    /// Pins the repository of this name to the commit of this full hash. It has no include root
+    /// yet.
     pub fn new(name: impl Into<String>, commit: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -51,14 +52,15 @@ impl Checkout {
         }
     }
 
-    /// The repository's address, for the command that gets it.
+    /// Sets the repository's address, for the command that downloads it.
     #[must_use]
     pub fn repository(mut self, repository: impl Into<String>) -> Self {
         self.repository = Some(repository.into());
         self
     }
 
-    /// Pins what the include roots hold, by a hash that the refusal of another one tells.
+    /// Pins the contents of the include roots to a hash. If the contents differ, the error shows
+    /// their hash.
     #[must_use]
     pub fn contents(mut self, hash: impl Into<String>) -> Self {
         self.pinned.contents = Some(hash.into());
@@ -81,15 +83,15 @@ impl Checkout {
         self
     }
 
-    /// Leaves a folder within the include roots out of what is pinned, such as a submodule that
-    /// nothing includes.
+    /// Excludes a folder within the include roots from the pinned contents, such as a submodule
+    /// that nothing includes.
     #[must_use]
     pub fn without(mut self, folder: impl Into<String>) -> Self {
         self.pinned.left_out.push(folder.into());
         self
     }
 
-    /// The environment variable that names the folder.
+    /// Returns the environment variable that names the folder.
     pub(crate) fn variable(&self) -> String {
         let is_sign = |c: char| !c.is_ascii_alphanumeric();
         format!(
@@ -98,7 +100,7 @@ impl Checkout {
         )
     }
 
-    /// Finds it, at its commit and with its contents.
+    /// Finds the checkout, and checks its commit and its contents.
     pub(crate) fn find(&self, search: &Search) -> Result<FoundHeaders, Error> {
         let variable = self.variable();
         let Some(given) = search.variable(&variable) else {
@@ -133,7 +135,7 @@ impl Checkout {
         self.pinned.found((role, name, remedy), found)
     }
 
-    /// The command that gets it and names it.
+    /// Returns the commands that download it and set the variable.
     fn command(&self, variable: &str) -> String {
         let (name, commit) = (&self.name, &self.commit);
         let repository = self.repository.as_deref().unwrap_or("<its repository>");
@@ -144,8 +146,8 @@ impl Checkout {
     }
 }
 
-/// The commit that a checkout is at. An unpacked archive has none, and neither has a checkout that
-/// Git refuses to read: then the contents decide.
+/// Returns the commit of a checkout. An unpacked archive has none, and Git may refuse to read a
+/// checkout. The contents then decide.
 fn commit_of(folder: &Path) -> Option<String> {
     if !folder.join(".git").exists() {
         return None;

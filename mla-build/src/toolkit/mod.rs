@@ -1,8 +1,8 @@
-//! Finding nvcc, the CUDA headers and `libcudart_static`, CUTLASS and libclang, in a fixed order
-//! and without a network:
+//! The search for nvcc, the CUDA headers and `libcudart_static`, CUTLASS and libclang. It has a
+//! fixed order and needs no network:
 //!
 //! 1. the explicit environment: `MLA_CUDA_HOME` or `NVCC`, `MLA_CUTLASS`, `LIBCLANG_PATH`. If such
-//!    a variable does not lead to what it should, that is an error, and the search ends;
+//!    a variable does not lead to the part, that is an error, and the search ends;
 //! 2. `CUDA_HOME`, `CUDA_PATH`;
 //! 3. `PATH`;
 //! 4. the usual folders;
@@ -10,8 +10,8 @@
 //!    NVIDIA's wheels (`nvidia/cu13`);
 //! 6. the toolkit folder of this crate, which `cargo xtask toolkit` fills.
 //!
-//! nvcc, headers and runtime library are taken from one place together: mixing releases compiles,
-//! and fails later.
+//! nvcc, headers and runtime library always come from the same place. A mix of releases compiles,
+//! but fails later.
 
 mod checkout;
 mod pinned;
@@ -39,16 +39,16 @@ use crate::bounded;
 use crate::{Error, variables};
 pub use crate::{error::NotFound, version::Version};
 
-/// One part of the toolkit: where it was found, its version, and which place of the order held it.
+/// One part of the toolkit: its folder, its version, and the place in the search order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
-    /// The name of the part: `CUDA`, `CUTLASS`, `libclang`.
+    /// The name of the part: `CUDA`, `CUTLASS` or `libclang`.
     pub part: String,
     /// Its folder.
     pub path: PathBuf,
-    /// Its version, where it tells one.
+    /// Its version, if it tells one.
     pub version: Option<String>,
-    /// The place of the search order at which it was found.
+    /// The place in the search order at which it was found.
     pub place: String,
 }
 
@@ -60,12 +60,13 @@ pub(crate) struct Cuda {
     pub(crate) include: PathBuf,
     pub(crate) library: PathBuf,
     pub(crate) version: Version,
-    /// All that `nvcc --version` prints: part of every cache key.
+    /// The whole output of `nvcc --version`, which is part of every cache key.
     pub(crate) version_text: String,
 }
 
 impl Cuda {
-    /// True if the toolkit, or the set that every program links, has a library of this name.
+    /// True if the toolkit, or the set of libraries that every program links, has a library of this
+    /// name.
     pub(crate) fn has_library(&self, name: &str) -> bool {
         let always = [
             "c",
@@ -82,16 +83,16 @@ impl Cuda {
     }
 }
 
-/// The place of a toolkit that the caller names.
+/// The name of the place if the caller names the toolkit.
 const CALLER: &str = "Kernels::cuda_home";
 
-/// The CUDA of a folder that the caller names.
+/// Returns the CUDA toolkit in a folder that the caller names.
 pub(crate) fn cuda_at(root: &Path) -> Result<Cuda, Error> {
     layout(root).map_err(|lacks| unusable("cuda_home", root.as_os_str(), &lacks))?;
     describe(root, None, CALLER)
 }
 
-/// The CUDA that `NVCC` names.
+/// Returns the CUDA toolkit of the program that `NVCC` names.
 fn cuda_of_nvcc(search: &Search, given: &OsStr) -> Result<Cuda, Error> {
     let refuse = |accepted: String| Err(Error::setting("NVCC", given, accepted));
     let nvcc = PathBuf::from(given);
@@ -124,7 +125,7 @@ fn cuda_of_nvcc(search: &Search, given: &OsStr) -> Result<Cuda, Error> {
     ))
 }
 
-/// Refuses an `NVCC` of another toolkit than that of `MLA_CUDA_HOME`.
+/// Refuses an `NVCC` of another toolkit than the one in `MLA_CUDA_HOME`.
 fn agree(search: &Search, root: &Path) -> Result<(), Error> {
     let Some(home) = search.variable("MLA_CUDA_HOME") else {
         return Ok(());
@@ -144,15 +145,17 @@ fn agree(search: &Search, root: &Path) -> Result<(), Error> {
 struct Part {
     name: &'static str,
     whole: &'static str,
-    /// Variables that other programs read, too: one that is passed over is a warning.
+    /// Variables that other programs read, too. If one is skipped, this is only a warning.
     variables: &'static [&'static str],
     wanted: &'static str,
     taken: &'static str,
 }
 
-/// Looks for a part in the folders, and then in the site-packages, which are asked for last: each
-/// question to Python starts an interpreter. Returns the place and the path that `at`, or there
-/// `in_site`, finds in a folder, which else says what the folder lacks.
+/// Looks for a part in the folders, and then in site-packages. The latter come last, since each
+/// question to Python starts an interpreter.
+///
+/// Returns the place and the path. `at` finds the path in a folder, and `in_site` in site-packages.
+/// Otherwise they say what the folder lacks.
 fn find(
     (search, install): (&Search, &str),
     part: &Part,
@@ -194,7 +197,8 @@ fn find(
     Ok((place, path))
 }
 
-/// The first of the folders in which `at` finds a path; says in `looked` what the others lack.
+/// Returns the first of the folders in which `at` finds a path. What the others lack is added to
+/// `looked`.
 fn first(
     folders: &[(String, PathBuf)],
     at: &dyn Fn(&Path) -> Result<PathBuf, String>,
@@ -209,7 +213,7 @@ fn first(
     None
 }
 
-/// The absolute path of a variable, with what `at` finds there.
+/// Returns the absolute path of a variable, with what `at` finds there.
 fn explicit(
     search: &Search,
     name: &str,
@@ -337,7 +341,7 @@ pub(crate) fn libclang(search: &Search, install: &str) -> Result<Found, Error> {
     })
 }
 
-/// The environment variables that the search reads: a change of one asks for another build.
+/// The environment variables that the search reads. A changed one causes a new build.
 pub(crate) const VARIABLES: &[&str] = &[
     "NVCC",
     "MLA_CUDA_HOME",
@@ -353,24 +357,25 @@ pub(crate) const VARIABLES: &[&str] = &[
     "CONDA_PREFIX",
 ];
 
-/// The places that come before the toolkit's own in the search.
+/// The places that the search visits before it reaches the toolkit.
 #[derive(Debug, Default)]
 pub(crate) struct EarlierPlaces {
     /// True if folders of `PATH` are among the places.
     pub(crate) on_path: bool,
-    /// Folders that exist, into which an nvcc may come.
+    /// Existing folders in which an nvcc may appear.
     pub(crate) folders: Vec<PathBuf>,
-    /// Paths that do not exist, and that would be or hold a part of a toolkit.
+    /// Missing paths that would be a part of a toolkit, or contain one.
     pub(crate) absent: std::collections::BTreeSet<PathBuf>,
 }
 
-/// The places before that of `cuda`, in which a toolkit may yet appear.
+/// Returns the places before that of `cuda` in which a toolkit may yet appear.
 pub(crate) fn earlier(search: &Search, cuda: &Cuda) -> EarlierPlaces {
     let mut earlier = EarlierPlaces::default();
     if matches!(cuda.found.place.as_str(), "NVCC" | "MLA_CUDA_HOME" | CALLER) {
         return earlier;
     }
-    // Wheels are named by the release's first number: those of today, and of some years.
+    // Wheels are named by the release's major number. These are the present ones and those of some
+    // years to come.
     let sites = search.site_packages(&mut Vec::new()).into_iter();
     let in_wheels = sites.flat_map(|(place, folder)| {
         let root = move |major| (place.clone(), folder.join(format!("nvidia/cu{major}")));
@@ -390,8 +395,8 @@ pub(crate) fn earlier(search: &Search, cuda: &Cuda) -> EarlierPlaces {
         earlier.folders = search.path_folders();
     }
     for root in roots {
-        // All layouts need these files; here they have the paths of a wheel, the first layout of
-        // each.
+        // All layouts need these files. Here they have their paths in a wheel, which is the first
+        // layout of each.
         for part in [
             "bin/nvcc",
             "include/cuda_runtime.h",
@@ -403,7 +408,7 @@ pub(crate) fn earlier(search: &Search, cuda: &Cuda) -> EarlierPlaces {
     earlier
 }
 
-/// The first part of a path that does not exist.
+/// Returns the first part of a path that does not exist.
 fn first_absent(path: &Path) -> Option<PathBuf> {
     let absent = path.ancestors().take_while(|part| !part.exists());
     absent.last().map(Path::to_owned)
@@ -417,9 +422,9 @@ fn unusable(field: &str, given: &OsStr, lacks: &str) -> Error {
     )
 }
 
-/// The root of the toolkit that an nvcc belongs to: the folder above `bin`, of the path as given
-/// where that holds a toolkit, and otherwise of what its links lead to (`/usr/bin/nvcc` may be
-/// one).
+/// Returns the root of the toolkit that an nvcc belongs to. It is the folder above `bin`, of the
+/// given path if that folder holds a toolkit, and otherwise of the path that links lead to.
+/// `/usr/bin/nvcc` may be such a link.
 fn root_of(nvcc: &Path) -> Option<PathBuf> {
     let above = |path: &Path| Some(path.parent()?.parent()?.to_owned());
     let given = above(nvcc)?;
@@ -436,7 +441,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// The kind of this machine, by its processor.
+    /// Returns the kind of this machine, by its processor.
     fn of(arch: &str) -> Self {
         match arch {
             "aarch64" => Self {
@@ -450,7 +455,7 @@ impl Machine {
         }
     }
 
-    /// The folders of `root` in which one of its kind looks: `usual`, and those of `targets`.
+    /// Returns the folders of `root` for a kind of machine: `usual`, and those of `targets`.
     fn folders(&self, usual: &[&str], inside: &str) -> Vec<String> {
         let usual = usual.iter().map(|&folder| folder.to_owned());
         let of_targets = self.targets.iter();
@@ -458,7 +463,8 @@ impl Machine {
         usual.chain(of_targets).collect()
     }
 
-    /// The folder of `root` that has `file`. The target of a link may be another machine's.
+    /// Returns the folder of `root` that has `file`. A link may lead to the files of another
+    /// machine.
     fn find(&self, root: &Path, folders: &[String], file: &str) -> Result<PathBuf, String> {
         let lacks = || format!("{file} in {}", folders.join(", "));
         let has = |folder: &PathBuf| folder.join(file).is_file();
@@ -474,7 +480,7 @@ impl Machine {
         })
     }
 
-    /// True if a folder, its links resolved, lies in no other machine's.
+    /// True if a folder, with links resolved, does not lie in another machine's folder.
     fn owns(&self, folder: &Path) -> bool {
         let real = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
         let parts: Vec<_> = real.components().collect();
@@ -484,7 +490,7 @@ impl Machine {
         })
     }
 
-    /// Another machine's folder of a toolkit.
+    /// Returns another machine's folder in a toolkit.
     fn foreign(&self, root: &Path) -> Option<String> {
         let folders = search::children(&root.join("targets"), "");
         let names = folders.iter().filter_map(|path| path.file_name()?.to_str());
@@ -493,7 +499,7 @@ impl Machine {
     }
 }
 
-/// The parts of a toolkit root, or what it lacks.
+/// Returns the parts of a toolkit root, or what it lacks.
 fn layout(root: &Path) -> Result<(PathBuf, PathBuf, PathBuf), String> {
     layout_for(&Machine::of(env::consts::ARCH), root)
 }
@@ -563,8 +569,8 @@ fn cutlass_version(include: &Path) -> Option<String> {
     ))
 }
 
-/// The version in the library's own name (`libclang-18.so`), the folder's (`llvm-18`), or the
-/// wheel's.
+/// Returns the version in the library's own name (`libclang-18.so`), in the folder's (`llvm-18`),
+/// or in the wheel's.
 fn libclang_version(library: &Path) -> Option<String> {
     if let Some(site) = library.ancestors().nth(3) {
         let wheel = search::children(site, "libclang-").pop();

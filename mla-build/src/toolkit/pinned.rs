@@ -8,11 +8,11 @@ use std::{
 use super::Found;
 use crate::{Error, bounded, include_root::IncludeRoot};
 
-/// Include roots of a folder, and the hash of what they hold.
+/// Include roots of a folder, and the hash of their contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pinned {
     roots: Vec<Root>,
-    /// Folders within the roots that do not count.
+    /// Folders within the roots that are excluded.
     pub(super) left_out: Vec<String>,
     pub(super) contents: Option<String>,
 }
@@ -28,15 +28,15 @@ impl Pinned {
         self.roots.push(Root { folder, is_system });
     }
 
-    /// The first root that `base` has no folder for.
+    /// Returns the first root without a folder in `base`.
     pub(super) fn missing(&self, base: &Path) -> Option<&str> {
         let mut roots = self.roots.iter();
         let missing = roots.find(|root| !base.join(&root.folder).is_dir());
         missing.map(|root| root.folder.as_str())
     }
 
-    /// The include roots below the folder that was found, if they hold the pinned contents. `name`
-    /// is the field of an error, and `remedy` its advice if the contents are others.
+    /// Returns the include roots below the found folder if they hold the pinned contents. `name` is
+    /// the field of an error, and `remedy` its advice if the contents differ.
     pub(super) fn found(
         &self,
         (role, name, remedy): (String, String, &str),
@@ -65,8 +65,8 @@ impl Pinned {
         })
     }
 
-    /// The hash of the paths and contents of all files in the include roots, but for the bytecode
-    /// that pip and Python write beside Python's sources.
+    /// Returns the hash of the paths and contents of all files in the include roots. The bytecode
+    /// that pip and Python write beside Python's sources is left out.
     fn hash(&self, base: &Path) -> Result<String, Error> {
         let left_out: Vec<_> = self.left_out.iter().map(|it| base.join(it)).collect();
         let mut files = BTreeMap::new();
@@ -100,11 +100,11 @@ impl Pinned {
     }
 }
 
-/// Pinned headers in their place.
+/// Pinned headers that were found.
 #[derive(Debug)]
 pub(crate) struct FoundHeaders {
     pub(crate) includes: Vec<IncludeRoot>,
-    /// The role of all of its files, and their folder.
+    /// The role of all of its files, and the folder for this role.
     pub(crate) role: (String, PathBuf),
     pub(crate) found: Found,
 }

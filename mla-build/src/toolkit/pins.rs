@@ -1,5 +1,5 @@
 //! The wheels that make a toolkit, and the folder that they are installed into. `xtask/front`
-//! compiles this file too, so it depends on little.
+//! compiles this file, too, so it has few dependencies.
 
 use std::{env, path::PathBuf, sync::LazyLock};
 
@@ -7,23 +7,23 @@ use std::{env, path::PathBuf, sync::LazyLock};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Pins {
-    /// The name of their folder.
+    /// The name of the folder.
     pub name: String,
-    /// One wheel each, with the version that it must have: `nvidia-cuda-nvcc==13.0.88`.
+    /// The wheels with their pinned versions, such as `nvidia-cuda-nvcc==13.0.88`.
     pub packages: Vec<String>,
     /// The SHA-256 hashes of each package's wheels, in hexadecimal.
     pub hashes: Vec<Vec<String>>,
 }
 
 impl Pins {
-    /// The pins of this version of the crate.
+    /// Returns the pins of this version of the crate.
     pub fn current() -> &'static Self {
         static PINS: LazyLock<Pins> =
             LazyLock::new(|| Pins::read(include_str!("../../toolkit.txt")));
         &PINS
     }
 
-    /// Reads a file of pip's requirements with a line for the folder.
+    /// Reads a requirements file of pip, which has an extra line for the folder.
     fn read(text: &str) -> Self {
         let mut pins = Self {
             name: String::new(),
@@ -45,8 +45,9 @@ impl Pins {
         pins
     }
 
-    /// The folder that these pins are installed into: `$MLA_TOOLKIT` if it is set, otherwise a
-    /// folder of the user's data folder that is named after the pins. `None` if there is neither.
+    /// Returns the folder that these wheels are installed into. It is `$MLA_TOOLKIT` if that is
+    /// set, and otherwise a folder in the user's data folder, named after the pins. Returns `None`
+    /// if there is neither.
     pub fn folder(&self) -> Option<PathBuf> {
         if let Some(folder) = env::var_os("MLA_TOOLKIT").filter(|v| !v.is_empty()) {
             return Some(folder.into());
@@ -54,7 +55,7 @@ impl Pins {
         Some(dirs::data_dir()?.join("mla-build/toolkit").join(&self.name))
     }
 
-    /// The command that installs them, for a package that has no chore of its own for it.
+    /// Returns the command that installs them, for a package without an installer of its own.
     pub fn command(&self) -> String {
         let target = self
             .folder()

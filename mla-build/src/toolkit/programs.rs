@@ -1,11 +1,11 @@
-//! The programs of a toolkit that take part in a compilation, known by their contents: a replaced
-//! `ptxas` tells the same version when nvcc is asked for it.
+//! The programs of a toolkit that take part in a compilation, identified by their contents. The
+//! version that nvcc reports does not show that `ptxas` was replaced.
 
 use std::path::{Path, PathBuf};
 
 use super::Cuda;
 
-/// Paths relative to the toolkit. A folder stands for every file in it.
+/// Paths of programs relative to the toolkit. A folder stands for all files in it.
 const PROGRAMS: &[&str] = &[
     "bin/nvcc.profile",
     "bin/cudafe++",
@@ -20,7 +20,7 @@ const PROGRAMS: &[&str] = &[
 ];
 
 impl Cuda {
-    /// The files that there are, with names that do not depend on where the toolkit lies.
+    /// Returns the existing files, with names that do not depend on the toolkit's path.
     pub(crate) fn programs(&self) -> Vec<(String, PathBuf)> {
         let mut programs = vec![("nvcc".to_owned(), self.nvcc.clone())];
         for name in PROGRAMS {

@@ -13,7 +13,8 @@ use crate::bounded;
 
 use super::{Pins, root_of};
 
-/// The places that the search may look at. A test gives its own; a build takes the process's.
+/// The places that the search may look at. A test gives its own, and a build takes those of the
+/// process.
 pub(crate) struct Search {
     variables: BTreeMap<OsString, OsString>,
     /// The usual folders of a toolkit.
@@ -22,12 +23,12 @@ pub(crate) struct Search {
     usual_libclang: Vec<PathBuf>,
     /// The interpreter that is asked for its site-packages.
     python: Option<PathBuf>,
-    /// Its answer, asked for once: starting an interpreter is the slowest step of a build that has
-    /// nothing to do.
+    /// Its answer. Python is asked only once, since starting an interpreter is the slowest step of
+    /// a build that has nothing to do.
     python_folders: OnceLock<Result<Vec<PathBuf>, String>>,
     /// The folder of this crate's own toolkit.
     own: Option<PathBuf>,
-    /// Warnings about variables that were passed over.
+    /// Warnings about variables that were skipped.
     warnings: Mutex<Vec<String>>,
 }
 
@@ -83,9 +84,10 @@ impl Search {
         }
     }
 
-    /// Warns of places that were passed over, and says what was taken in their place.
+    /// Warns of places that were skipped, and says what was taken instead.
     pub(super) fn warn(&self, passed_over: Vec<String>, taken: &str) {
-        // A list holds whole warnings at every moment, so a panic elsewhere leaves it sound.
+        // The list holds only whole warnings at every moment, so it is valid even after a panic
+        // elsewhere.
         let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
         for place in passed_over {
             let warning = format!("{place}; {taken}");
@@ -95,19 +97,20 @@ impl Search {
         }
     }
 
-    /// The warnings of all searches.
+    /// Returns the warnings of all searches.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
         warnings.clone()
     }
 
-    /// A variable that is set and not empty.
+    /// Returns a variable that is set and not empty.
     pub(super) fn variable(&self, name: &str) -> Option<OsString> {
         let value = self.variables.get(OsStr::new(name));
         value.filter(|value| !value.is_empty()).cloned()
     }
 
-    /// Toolkit roots, up to the usual folders; says in `looked` which variables were not set.
+    /// Returns toolkit roots, up to the usual folders. Variables that were not set are added to
+    /// `looked`.
     pub(super) fn cuda_roots(&self, looked: &mut Vec<String>) -> Vec<(String, PathBuf)> {
         looked.push("NVCC, MLA_CUDA_HOME: not set".into());
         let mut roots = self.in_variables(&["CUDA_HOME", "CUDA_PATH"], looked);
@@ -121,7 +124,7 @@ impl Search {
         roots
     }
 
-    /// The folders of `PATH`, up to the first that holds an nvcc.
+    /// Returns the folders of `PATH`, up to the first that holds an nvcc.
     pub(super) fn path_folders(&self) -> Vec<PathBuf> {
         let path = self.variable("PATH").unwrap_or_default();
         let mut folders = Vec::new();
@@ -135,7 +138,7 @@ impl Search {
         folders
     }
 
-    /// Folders that may hold CUTLASS, up to the usual ones.
+    /// Returns folders that may hold CUTLASS, up to the usual ones.
     pub(super) fn cutlass_roots(&self, looked: &mut Vec<String>) -> Vec<(String, PathBuf)> {
         looked.push("MLA_CUTLASS: not set".into());
         let names = ["CUTLASS_PATH", "CUTLASS_HOME", "CUDA_HOME", "CUDA_PATH"];
@@ -149,8 +152,8 @@ impl Search {
         usual(&self.usual_libclang).collect()
     }
 
-    /// The site-packages folders: of the active environment, of the user, of the system, and at
-    /// last the own toolkit folder, which pip filled with the same layout.
+    /// Returns the site-packages folders of the active environment, of the user and of the system.
+    /// The last one is this crate's toolkit folder, which pip fills with the same layout.
     pub(super) fn site_packages(&self, looked: &mut Vec<String>) -> Vec<(String, PathBuf)> {
         let mut folders: Vec<(String, PathBuf)> = Vec::new();
         let mut add = |place: &str, folder: PathBuf| {
@@ -194,7 +197,7 @@ impl Search {
     }
 }
 
-/// Folders, with the word for their place.
+/// Pairs folders with the word for their place.
 fn usual<P: Into<PathBuf>>(
     folders: impl IntoIterator<Item = P>,
 ) -> impl Iterator<Item = (String, PathBuf)> {
@@ -202,8 +205,7 @@ fn usual<P: Into<PathBuf>>(
     folders.map(|folder| ("usual folder".to_owned(), folder.into()))
 }
 
-/// The site-packages folders that a Python knows: the user's and the system's, wherever it keeps
-/// them.
+/// Returns the site-packages folders that a Python knows: the user's and the system's.
 fn ask(python: Option<&Path>) -> Result<Vec<PathBuf>, String> {
     const QUESTION: &str =
         "import site\nprint(site.getusersitepackages())\nprint(*site.getsitepackages(), sep='\\n')";
@@ -217,8 +219,8 @@ fn ask(python: Option<&Path>) -> Result<Vec<PathBuf>, String> {
     Ok(text.lines().map(PathBuf::from).collect())
 }
 
-/// The entries of a folder whose name starts with `prefix`, in ascending order of the numbers in
-/// them, so that `cuda-9.2` comes before `cuda-12.8`.
+/// Returns the entries of a folder whose name starts with `prefix`, in ascending order of the
+/// numbers in them, so that `cuda-9.2` comes before `cuda-12.8`.
 pub(super) fn children(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let name = |path: &PathBuf| Some(path.file_name()?.to_str()?.to_owned());
     let entries = fs::read_dir(folder).into_iter().flatten();
@@ -235,7 +237,8 @@ pub(super) fn children(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The libclang of a folder: `libclang.so`, or the newest `libclang-N.so` or `libclang.so.N`.
+/// Returns the libclang of a folder: `libclang.so`, or the newest `libclang-N.so` or
+/// `libclang.so.N`.
 pub(super) fn libclang_in_folder(folder: &Path) -> Option<PathBuf> {
     let plain = folder.join("libclang.so");
     if plain.is_file() {

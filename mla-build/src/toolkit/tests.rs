@@ -2,7 +2,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 
 use super::*;
 
-/// A folder that has the shape of a toolkit, whose nvcc only tells a version.
+/// Makes a folder in the shape of a toolkit. Its nvcc only prints a version.
 fn fake(root: &Path, version: &str) {
     for folder in ["bin", "include", "lib"] {
         fs::create_dir_all(root.join(folder)).unwrap();
@@ -194,7 +194,7 @@ fn a_variable_that_is_passed_over_is_a_warning() {
                 && warnings[0].ends_with(&end),
             "{warnings:?}"
         );
-        // A relative path is no place that may come to exist.
+        // A relative path is not a place where a toolkit may appear.
         assert!(
             earlier(&search, &cuda)
                 .absent
@@ -284,7 +284,7 @@ fn a_toolkit_of_another_machine_is_none() {
                 && lacks.contains(&format!("targets/{other} is for another")),
             "{lacks}"
         );
-        // The usual names lead there by a link.
+        // The usual names are links to that folder.
         std::os::unix::fs::symlink(format!("targets/{other}/include"), root.join("include"))
             .unwrap();
         std::os::unix::fs::symlink(format!("targets/{other}/lib"), root.join("lib")).unwrap();

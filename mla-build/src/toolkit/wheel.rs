@@ -12,13 +12,13 @@ use super::{
 };
 use crate::Error;
 
-/// A wheel whose headers the sources include, in one version and no other.
+/// A wheel whose headers the sources include, in exactly one version.
 ///
-/// It is looked for where the toolkit's wheels are: in the folder that `MLA_WHEEL_<NAME>` names, in
-/// the site-packages of the active environment, of the user and of the system, and in a folder of
-/// its own, `<name>-<version>` below `MLA_WHEELS` or below `mla-build/wheels` in the user's data
-/// folder. Another version is passed over. No build installs anything: the error says by which
-/// command pip does.
+/// It is looked for in the same places as the toolkit's wheels. The first is the folder that
+/// `MLA_WHEEL_<NAME>` names. Next are the site-packages of the active environment, of the user and
+/// of the system. The last is a separate folder for the wheel, `<name>-<version>` below
+/// `MLA_WHEELS` or below `mla-build/wheels` in the user's data folder. Another version is skipped.
+/// No build installs anything: the error names the command of pip that does.
 ///
 /// ```
 /// use mla_build::{Kernels, Wheel};
@@ -37,7 +37,7 @@ pub struct Wheel {
 }
 
 impl Wheel {
-    /// The wheel that pip calls by this name, in this version. It adds no include root yet.
+    /// Pins the wheel of this name to this version. It has no include root yet.
     pub fn new(name: impl Into<String>, version: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -46,9 +46,9 @@ impl Wheel {
         }
     }
 
-    /// Pins what the include roots hold to a hash. If the contents differ, the error shows their
-    /// own hash, which is how to find it at first. pip checks the wheel when it installs it; this
-    /// checks what is there when it is compiled.
+    /// Pins the contents of the include roots to a hash. If the contents differ, the error shows
+    /// their hash. That is how to find the hash at first. pip checks a wheel when it installs it;
+    /// this hash is checked when the wheel is used.
     #[must_use]
     pub fn contents(mut self, hash: impl Into<String>) -> Self {
         self.pinned.contents = Some(hash.into());
@@ -71,13 +71,13 @@ impl Wheel {
         self
     }
 
-    /// The environment variable that names the folder in which it was installed.
+    /// Returns the environment variable that names the folder with the installed wheel.
     pub(crate) fn variable(&self) -> String {
         let name = normal(&self.name).to_uppercase().replace('-', "_");
         format!("MLA_WHEEL_{name}")
     }
 
-    /// Finds it.
+    /// Finds the wheel.
     pub(crate) fn find(&self, search: &Search) -> Result<FoundHeaders, Error> {
         let variable = self.variable();
         if let Some(given) = search.variable(&variable) {
@@ -109,7 +109,7 @@ impl Wheel {
         .into())
     }
 
-    /// The folder that is this wheel's alone.
+    /// Returns the folder for this wheel alone.
     fn folder(&self) -> Option<PathBuf> {
         let wheels = match env::var_os("MLA_WHEELS").filter(|value| !value.is_empty()) {
             Some(folder) => PathBuf::from(folder),
@@ -118,7 +118,7 @@ impl Wheel {
         Some(wheels.join(format!("{}-{}", normal(&self.name), self.version)))
     }
 
-    /// Checks that site-packages hold the wheel. The error says what they lack.
+    /// Checks that a site-packages folder holds the wheel. The error says what the folder lacks.
     fn at(&self, site: &Path) -> Result<(), String> {
         let version = |path: &PathBuf| {
             let file = path.file_name()?.to_str()?.strip_suffix(".dist-info")?;
@@ -153,7 +153,7 @@ impl Wheel {
     }
 }
 
-/// The name by which Python's packages are compared: runs of `-`, `_` and `.` are one dash.
+/// Returns the name by which Python compares packages: runs of `-`, `_` and `.` become one dash.
 fn normal(name: &str) -> String {
     let parts: Vec<_> = name
         .split(['-', '_', '.'])
@@ -222,7 +222,7 @@ mod tests {
         assert!(find(&here, hash).is_ok());
         let elsewhere = site(&[("flash_infer_py", "0.7.2.post1")]);
         header(&elsewhere, "one");
-        // Files beside the include roots do not count, nor does bytecode that pip writes within
+        // Files beside the include roots do not count. Neither does bytecode that pip writes within
         // them.
         fs::write(elsewhere.path().join("flash/module.py"), "pass").unwrap();
         let bytecode = elsewhere.path().join("flash/include/tools/__pycache__");

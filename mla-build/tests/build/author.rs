@@ -1,4 +1,4 @@
-//! Mistakes of kernels' authors: each is refused, named or taken.
+//! Mistakes of kernels' authors: each one is refused, reported, or tolerated.
 
 use std::{
     fs,
@@ -23,8 +23,8 @@ const OF_MACHINE: [&str; 8] = [
     "NVCC_PREPEND_FLAGS",
 ];
 
-/// The build as a build script of Cargo's, with these variables and no toolkit but for them and the
-/// one on `PATH`.
+/// Runs the build as a build script of Cargo's, with these variables. The only toolkits are those
+/// that they name and the one on `PATH`.
 fn script(world: &World, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let out = world.at("script-out");
     fs::create_dir_all(&out).unwrap();
@@ -143,7 +143,7 @@ fn flags_add_no_unknown_code() {
     assert_eq!(world.calls(), ALL);
 }
 
-/// The C++ compiler in a call's arguments.
+/// Returns the C++ compiler in the arguments of a call.
 fn host_of_calls(world: &World) -> String {
     let calls = fs::read_to_string(world.at("calls")).unwrap();
     fs::remove_file(world.at("calls")).unwrap();
@@ -263,7 +263,7 @@ fn unread_variables_are_named() {
         assert!(error.starts_with(&start), "{error}");
     }
     assert!(!world.at("package/relative").exists());
-    // Two wishes that contradict each other.
+    // These two settings contradict each other.
     let folder = world.at("objects").display().to_string();
     let both = [
         ("MLA_BUILD_EXPORT", &*folder),
@@ -336,11 +336,11 @@ fn undefined_function_is_refused() {
         "{error}"
     );
     assert!(!world.at("script-out/kernels.rs").exists());
-    // One that C++ calls by the name is the likeliest cause.
+    // The likeliest cause is a C++ function of that name.
     world.write("package/cuda/sm90/b.cu", "// symbol: _ZN3own4goneEv\n");
     let error = build("--header=cuda/api.h");
     error.says("extern \"C\" (in cuda/sm90/b.cu is the C++ function own::gone())");
-    // With a family off, what is missing may be that family's.
+    // If a family is off, the missing function may be in its sources.
     world.write("package/cuda/sm90/b.cu", "body\n");
     world.write("package/cuda/sm100/d.cu", "// symbol: gone\n");
     let output = script(&world, &[&host(&world), "--header=cuda/api.h"], &[]);
@@ -371,7 +371,7 @@ fn renamed_library_leaves_no_files() {
         let mut arguments = vec![host.as_str()];
         arguments.extend(libraries);
         warnings(&script(&world, &arguments, &[]));
-        // Stands for the bindings, which need libclang.
+        // This stands for the bindings, which need libclang.
         for library in libraries {
             let name = library.split('=').nth(1).unwrap();
             world.write(&format!("script-out/{name}.rs"), "");
@@ -412,7 +412,7 @@ fn optional_library_is_empty() {
     assert_eq!(world.calls(), [""; 0]);
     let refused = error_of(&script(&world, &["--family=none"], &[]));
     refused.says("calls Kernels::optional");
-    // With a family on it is a library like any other.
+    // With a family on, it is a library like any other.
     let host = host(&world);
     let on = [&host, "--optional"];
     warnings(&script(&world, &on, &[]));
@@ -477,7 +477,7 @@ fn exposed_prebuilt_objects_are_refused() {
     let file = objects.join("kernels.prebuilt.json");
     set_mode(&objects, 0o755);
     set_mode(&file, 0o666);
-    // Objects of the package are compiled in their place.
+    // Objects of the package are compiled instead.
     let prebuilt = format!("--prebuilt={named}");
     let warnings_of_file = warnings(&script(&world, &[&prebuilt, &host], &[]));
     assert_eq!(

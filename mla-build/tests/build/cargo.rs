@@ -1,5 +1,5 @@
-//! Restarts of the build script by Cargo: a package of Cargo's with the stub in place of nvcc,
-//! built as often as needed.
+//! Restarts of the build script by Cargo: a package with the stub in place of nvcc, built several
+//! times.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use std::{
 
 use crate::stub::{Says, World, driver, processor_time, version};
 
-/// A package whose build script starts the example `compile` and counts how often.
+/// A package whose build script runs the example `compile` and counts its runs.
 struct Package {
     world: World,
     arguments: Vec<String>,
@@ -77,12 +77,12 @@ impl Package {
             self.arguments,
             String::from_utf8_lossy(&output.stderr)
         );
-        // Cargo compares times of files, of which those of some file systems are coarse.
+        // Cargo compares modification times, and some file systems store them coarsely.
         thread::sleep(Duration::from_millis(20));
         runs() != before
     }
 
-    /// Checks that the build script runs again after a change, and then no more.
+    /// Checks that the build script runs again after a change, and not once more after that.
     fn notices(&self, what: &str) {
         assert!(self.ran(), "{what} is noticed");
         assert!(!self.ran(), "{what} is noticed once");
@@ -137,7 +137,7 @@ fn compiled_constants() {
     let told = expected("sm90:on:sm_90a;sm100:off:sm_100f");
     package.world.write("package/src/lib.rs", &told);
     assert!(package.ran());
-    // A check of the Rust code is told the same.
+    // A check of the Rust code gets the same targets.
     package.set("MLA_BUILD_ONLY", "bindings".into());
     package.set("MLA_CUDA_HOME", package.world.at("none"));
     let checks = |package: &Package| package.cargo("check").output().unwrap().status.success();
@@ -151,8 +151,8 @@ fn compiled_constants() {
 
 #[test]
 fn own_output_does_not_rebuild() {
-    // The globs and one include root take in the target folder, the cache and what clangd reads;
-    // another include root lies below OUT_DIR.
+    // The globs and one include root contain the target folder, the cache and the file for clangd.
+    // Another include root lies below OUT_DIR.
     let mut package = Package::new(&["--sources=**/*.cu", "--include=.", "--include=cuda"]);
     let world = &package.world;
     let script = fs::read_to_string(world.at("package/build.rs")).unwrap();
@@ -213,7 +213,8 @@ fn switched_toolkit_link() {
 #[test]
 fn newly_found_nvcc() {
     let mut package = Package::new(&["--include=cuda"]);
-    // Found on the path, after a place that CUDA_HOME names and a folder of the path without one.
+    // The toolkit is found on the path. CUDA_HOME and a folder of the path without a toolkit come
+    // before it.
     let path = std::env::var_os("PATH").unwrap();
     fs::create_dir(package.world.at("first")).unwrap();
     let folders = [package.world.at("first"), package.world.at("toolkit/bin")];
@@ -253,20 +254,20 @@ fn check_without_kernels() {
     let stderr = String::from_utf8_lossy(&built.stderr).into_owned();
     assert!(!built.status.success());
     stderr.says("kernels_is_not_compiled_because_MLA_BUILD_ONLY_is_set");
-    // The switch turned off, everything is compiled.
+    // With the switch turned off, everything is compiled.
     package.set("MLA_BUILD_ONLY", PathBuf::new());
     package.set("MLA_CUDA_HOME", package.world.at("toolkit"));
     package.notices("the switch");
     assert_eq!(package.world.calls().len(), 3);
 }
 
-/// Cargo keeps what build scripts write apart from the target folder on request.
+/// On request, Cargo keeps the output of build scripts outside the target folder.
 #[test]
 fn separate_build_folder() {
     let mut package = Package::new(&["--sources=**/*.cu", "--include=cuda"]);
     package.set("CARGO_BUILD_BUILD_DIR", package.world.at("package/built"));
     package.set("CARGO_TARGET_DIR", package.world.at("package/made"));
-    // A folder that is there before Cargo's first build stays without Cargo's mark.
+    // A folder that exists before Cargo's first build does not get Cargo's mark.
     fs::create_dir(package.world.at("package/built")).unwrap();
     package.notices("the first build");
     assert!(!package.ran(), "nor does the second");
@@ -277,8 +278,8 @@ fn separate_build_folder() {
     );
 }
 
-/// Seconds of processors: they are the same however busy the machine is. The minimum of several
-/// runs counts, and the limit is several times the usual value.
+/// Measures processor seconds, which do not depend on other work of the machine. The minimum of
+/// several runs counts, and the limit is several times the usual value.
 #[test]
 fn idle_build_is_fast() {
     const LIMIT: Duration = Duration::from_secs(1);
@@ -308,7 +309,7 @@ fn idle_build_is_fast() {
     let own = min(&bare, &|| ());
     let untouched = min(&package, &|| ()).saturating_sub(own);
     assert!(untouched < LIMIT, "{untouched:?} for nothing");
-    // A header with another time starts the build script, which finds all in the cache.
+    // A header with another time makes the build script run. It finds everything in the cache.
     let runs = || fs::read_to_string(package.world.at("runs")).unwrap().len();
     let before = runs();
     let touched = min(&package, &|| {

@@ -1,4 +1,4 @@
-//! Sources in C++, which nvcc has no part in, and flags of single sources.
+//! Sources in C++, which nvcc does not compile, and flags of single sources.
 
 use std::fs;
 
@@ -43,7 +43,7 @@ fn cpp_sources_are_cached() {
     assert_eq!(compiled(kernels(&world)), [""; 0]);
     world.write("package/shim/part.h", "#define PART 2\n");
     assert_eq!(compiled(kernels(&world)), ["shim/open.cc"]);
-    // Another nvcc is nothing to it, another CUDA header is.
+    // Another nvcc does not affect it, but another CUDA header does.
     world.write("toolkit/version", &crate::stub::version("13.1"));
     assert_eq!(compiled(kernels(&world)), [""; 0]);
     world.write("toolkit/include/cuda_runtime.h", "#define NEW\n");
@@ -104,7 +104,7 @@ fn flags_stay_with_their_source() {
         ),
         "{gone}"
     );
-    // A family that is off has its flags too.
+    // A family that is off may have flags, too.
     world.write("package/cuda/sm100/d.cu", "body-d\n");
     world
         .kernels()
@@ -128,7 +128,7 @@ fn only_asked_sources_compile() {
     let units: Vec<_> = built.report.units.iter().map(|it| &*it.source).collect();
     assert_eq!(units, ["cuda/sm90/a.cu"]);
 
-    // One of a family that is off is compiled by no build.
+    // A source of a family that is off is compiled by no build.
     let off = all.only_sources("cuda/sm100/d.cu").compile("kernels");
     assert_eq!(
         off.unwrap_err().to_string(),

@@ -1,4 +1,4 @@
-//! The targets of each source, and what the package is told of it.
+//! The targets of each source, and what the package is told about them.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use mla_build::{Family, Kernels};
 
 const PORTABLE: [&str; 5] = ["sm_80", "sm_90", "sm_100", "sm_120", "compute_80"];
 
-/// The targets that nvcc was asked for, by source.
+/// Returns the targets that nvcc was asked for, by source.
 fn gencodes(world: &World, kernels: Kernels) -> Vec<(String, Vec<String>)> {
     world.calls();
     kernels.compile("kernels").unwrap();
@@ -27,7 +27,7 @@ fn gencodes(world: &World, kernels: Kernels) -> Vec<(String, Vec<String>)> {
     asked
 }
 
-/// The value of a constant in the file that the package includes.
+/// Returns the value of a constant in the file that the package includes.
 fn constant(world: &World, name: &str) -> String {
     let text = fs::read_to_string(world.at("out/kernels_compiled.rs")).unwrap();
     let start = format!("pub const {name}: &[&str] = &");
@@ -49,7 +49,8 @@ fn several_targets_one_object() {
     };
     assert_eq!(of("cuda/sm80/p.cu"), PORTABLE);
     assert_eq!(of("cuda/sm90/a.cu"), ["sm_90a"]);
-    // Sources for all are compiled for every target of any family; sm_90a takes the place of sm_90.
+    // Sources of no family are compiled for the targets of every family. sm_90a takes the place of
+    // sm_90.
     let all = ["sm_80", "sm_100", "sm_120", "compute_80", "sm_90a"];
     assert_eq!(of("cuda/all/c.cu"), all);
     assert_eq!(constant(&world, "SM80"), format!("{PORTABLE:?}"));
@@ -63,7 +64,7 @@ fn own_family() {
     let world = World::new();
     world.write("package/cuda/geforce-12/g.cu", "body-g\n");
     let own = Family::new("geforce-12", ["sm_120a", "compute_120"]);
-    // Declared and off, its folder is left out.
+    // A family that is declared and off leaves out its folder.
     let off = gencodes(&world, world.kernels().family(own.clone()));
     assert!(off.iter().all(|(source, _)| !source.contains("geforce")));
     assert_eq!(constant(&world, "GEFORCE_12"), "[]");

@@ -1,5 +1,5 @@
-//! Nothing stale: what may change the meaning of a source without a change of any file that it
-//! reads.
+//! Changes that give a source another meaning without changing any file that it reads. None of them
+//! may leave a stale object.
 
 use std::{fs, time::Duration};
 
@@ -10,7 +10,7 @@ const NONE: [&str; 0] = [];
 #[test]
 fn hiding_header_in_nested_roots() {
     let world = World::new();
-    // `outer` is searched before `outer/inner`, and both hold what `inner/tile.h` could be.
+    // `outer` is searched before `outer/inner`. Both hold a file that `inner/tile.h` could mean.
     world.write("package/outer/inner/tile.h", "tile-inner\n");
     world.write("package/cuda/sm90/d.cu", "#include <tile.h>\nbody-d\n");
     let kernels = || world.kernels().include("outer").include("outer/inner");
@@ -40,7 +40,7 @@ fn header_beside_header_hides() {
 fn header_beside_source_hides() {
     let world = World::new();
     world.write("package/cuda/tile.h", "tile-root\n");
-    // The stub is told what the macro stands for.
+    // The stub is told the value of the macro.
     world.write(
         "package/cuda/sm90/d.cu",
         "#define TILE \"tile.h\"\n#include TILE\n// has: tile.h\n",
@@ -88,7 +88,7 @@ fn new_header_in_cpath() {
     world.write("system/stdint.h", "stdint-system\n");
     world.write("package/cuda/sm90/d.cu", "#include <stdint.h>\n");
     fs::create_dir(world.at("mine")).unwrap();
-    // The host compiler tells the folders of CPATH before its own.
+    // The host compiler lists the folders of CPATH before its own.
     world.host_with_folders("(Stub) 12.2.0", &[world.at("mine"), world.at("system")]);
     let build = || {
         let output = world
@@ -141,7 +141,7 @@ fn replaced_toolkit_program() {
     ] {
         world.program(&format!("toolkit/{program}"), "other");
         assert_eq!(world.compiled(), ALL, "{program}");
-        // A file that was replaced by an equal one, with another time, is the same.
+        // A file that was replaced by an equal one with another time counts as the same.
         std::thread::sleep(Duration::from_millis(20));
         world.program(&format!("toolkit/{program}"), "other");
         assert_eq!(world.compiled(), NONE, "{program}");
@@ -162,7 +162,7 @@ fn used_manifest_is_kept() {
                 .unwrap();
         }
     }
-    // Both are used, and something else that is newer fills the cache.
+    // Both objects are used, and a newer, unrelated one fills the cache.
     assert_eq!(world.compiled(), NONE);
     for entry in walkdir::WalkDir::new(world.at("cache/manifests")) {
         let entry = entry.unwrap();

@@ -1,4 +1,4 @@
-//! Whole builds, with a script in place of nvcc where the real one would take too long.
+//! Whole builds, with a script in place of nvcc if the real one would take too long.
 
 mod author;
 mod cargo;

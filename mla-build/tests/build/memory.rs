@@ -1,10 +1,10 @@
-//! The number of compilers that run at once if memory is scarce.
+//! The number of compilers that run at once if memory is short.
 
 use std::fs;
 
 use crate::stub::{Says, World};
 
-/// Puts `script` before the compiler; `$top` is the toolkit's folder, and `stub` runs the compiler.
+/// Runs `script` before the compiler. `$top` is the toolkit's folder, and `stub` runs the compiler.
 fn wrap(world: &World, script: &str) {
     let stub = fs::read_to_string(world.at("toolkit/bin/nvcc")).unwrap();
     world.program("toolkit/bin/stub", &stub);
@@ -17,7 +17,7 @@ fn wrap(world: &World, script: &str) {
     );
 }
 
-/// Notes in the file `overlaps` each compiler that runs beside another.
+/// Records in the file `overlaps` each compiler that runs at the same time as another.
 fn note_overlaps(world: &World) {
     wrap(
         world,
@@ -45,7 +45,7 @@ fn declared_unit_memory() {
     let huge = || world.kernels().memory_for("cuda/**", 1 << 50);
     huge().compile("kernels").unwrap();
     assert!(!overlapped(&world), "each needs more than there is");
-    // The memory that they did need is known by now, for other flags and other targets too.
+    // The memory that they needed is known by now, also for other flags and other targets.
     huge()
         .define("OTHER")
         .enable("sm100")

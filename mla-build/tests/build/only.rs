@@ -9,7 +9,7 @@ fn build(world: &World, arguments: &[&str], variables: &[(&str, &str)]) -> Outpu
     build
         .args(arguments)
         .envs(variables.iter().copied())
-        // Nothing of a toolkit is there, and none of the machine's own is wanted.
+        // There is no toolkit, and the machine's own must not be used.
         .env("MLA_CUDA_HOME", world.at("none"))
         .output()
         .unwrap()

@@ -1,8 +1,8 @@
-//! The guide's overlay for launchers that end the process, as the host's compiler takes it.
+//! The guide's overlay for launchers that end the process, as the host's compiler compiles it.
 
 use std::{fs, path::Path, process::Command};
 
-/// A header of others, whose macro ends the process.
+/// A third party's header with a macro that ends the process.
 const THEIRS: &str = r#"
 #pragma once
 #include <cstdlib>
@@ -11,7 +11,7 @@ enum { cudaSuccess = 0 };
 #define CHECK_CUDA(call) do { if ((call) != cudaSuccess) std::exit(1); } while (0)
 "#;
 
-/// Their launcher, and the C function around it.
+/// The third party's launcher, and the C function around it.
 const LAUNCHER: &str = r#"
 #include <utils.h>
 cudaError_t fails() { return 98; }
@@ -23,7 +23,7 @@ extern "C" int status() {
 int main() { return status() == 98 ? 7 : 8; }
 "#;
 
-/// The block of the guide, whose first line says for which file it is.
+/// Returns the guide's code block for this file, which its first line names.
 fn overlay() -> String {
     let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/kernel-build.md");
     let guide = fs::read_to_string(guide).unwrap();
@@ -33,7 +33,7 @@ fn overlay() -> String {
     block.expect("the guide shows an overlay").to_owned()
 }
 
-/// The exit status of the launcher with these include roots, in order.
+/// Returns the exit status of the launcher with these include roots, in order.
 fn exit_status(folder: &Path, includes: &[&str]) -> Option<i32> {
     let program = folder.join("program");
     let mut compiler = Command::new("c++");

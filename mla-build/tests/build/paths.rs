@@ -1,4 +1,4 @@
-//! Any path: where the package, its target folder, its sources, its headers and its tools may lie.
+//! Unusual paths for the package, its target folder, its sources, its headers and its tools.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -7,10 +7,10 @@ use mla_build::Kernels;
 
 const NONE: [&str; 0] = [];
 
-/// A folder's name with everything that a shell or nvcc gives a meaning to.
+/// A folder name with all characters that have a meaning for a shell or nvcc.
 const STRANGE: &str = "my $(touch ran) `touch ran` \"kernels\" (it's) & more, a=b";
 
-/// Moves the package into a folder of a strange name, and its output below it.
+/// Moves the package into a folder with a strange name, and its output below it.
 fn strange(world: &World) -> (String, String) {
     let package = format!("{STRANGE}/package");
     fs::create_dir(world.at(STRANGE)).unwrap();
@@ -18,7 +18,7 @@ fn strange(world: &World) -> (String, String) {
     (package.clone(), format!("{package}/target/out"))
 }
 
-/// The file names: where the package has a strange name, nvcc compiles a file that includes the
+/// Returns the file names. If the package's path is strange, nvcc compiles a file that includes the
 /// source.
 fn names(paths: Vec<String>) -> Vec<String> {
     let name = |path: String| path.rsplit('/').next().unwrap_or_default().to_owned();

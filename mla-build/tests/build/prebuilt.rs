@@ -1,11 +1,10 @@
-//! Objects of a release: taken where nothing is there to compile them, and refused where they do
-//! not fit.
+//! Objects of a release: used if nothing is there to compile them, and refused if they do not fit.
 
 use std::{fs, process::Command};
 
 use crate::stub::{Says, World, driver};
 
-/// A build with these variables and no others, on a machine without a toolkit but for `CUDA_HOME`.
+/// Makes a build with only these variables, on a machine whose only toolkit is that of `CUDA_HOME`.
 fn build(world: &World, out: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
     let mut build = Command::new(driver());
     build
@@ -35,7 +34,7 @@ fn refused(mut build: Command) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A package with the objects of two families beside it, made by two builds.
+/// Makes a package with the objects of two families beside it, from two builds.
 fn released() -> World {
     let world = World::new();
     world.write("package/cuda/sm80/e.cu", "body-e\n");
@@ -55,7 +54,7 @@ fn named(world: &World) -> String {
 #[test]
 fn prebuilt_equals_compiled() {
     let world = released();
-    // Elsewhere, as on another machine.
+    // The package moves, as if on another machine.
     fs::rename(world.at("package"), world.at("elsewhere")).unwrap();
     fs::create_dir(world.at("moved")).unwrap();
     fs::rename(world.at("elsewhere"), world.at("moved/package")).unwrap();
@@ -63,7 +62,7 @@ fn prebuilt_equals_compiled() {
     command
         .arg(world.at("moved/package"))
         .arg(world.at("taken"))
-        // Relative to the package, wherever the build script runs.
+        // The paths are relative to the package, wherever the build script runs.
         .args(["--include=cuda", "--prebuilt=../../objects"])
         .env_clear()
         .env("PATH", "/usr/bin:/bin")
@@ -101,7 +100,7 @@ fn stale_prebuilt_is_refused() {
             &[("MLA_BUILD_PREBUILT", &*objects)],
         ))
     };
-    // Both families together were never compiled.
+    // Both families were never compiled together.
     let message = with(&world, &["--family=sm90", "--family=sm80"]);
     message.says("objects: given none, accepted cuda/all/c.cu (sm_80, ");
     let message = with(&world, &["--include=cuda/common"]);
@@ -117,7 +116,7 @@ fn stale_prebuilt_is_refused() {
         &[],
         &[("MLA_BUILD_PREBUILT", &*objects)],
     ));
-    // Another package's, and bytes that are not those that were released.
+    // Objects of another package are refused, and so are bytes that differ from the released ones.
     fs::rename(world.at("package"), world.at("other-package")).unwrap();
     let mut other = Command::new(driver());
     other
@@ -156,7 +155,7 @@ fn other_sources_or_settings_are_compiled() {
     let compiled = |variables: &[(&str, &str)]| {
         let mut all = vec![("CUDA_HOME", toolkit.as_str())];
         all.extend(variables);
-        // A cache of its own for each, so that every compilation is seen.
+        // Each has a cache of its own, so that every compilation is seen.
         let mut command = build(&world, "taken", &[&prebuilt], &all);
         let cache = tempfile::tempdir().unwrap();
         succeeds({
@@ -175,10 +174,10 @@ fn other_sources_or_settings_are_compiled() {
     ] {
         assert_eq!(compiled(&[variable]), 3, "{variable:?}");
     }
-    // Objects of other sources are passed over if there is a compiler.
+    // Objects of other sources are skipped if there is a compiler.
     world.write("package/cuda/common/shared.h", "shared-2\n");
     assert_eq!(compiled(&[]), 3);
-    // Two wishes that contradict each other.
+    // These two settings contradict each other.
     let both = [("MLA_BUILD_PREBUILT", &*objects), ("NVCC", &*nvcc)];
     let message = refused(build(&world, "taken", &[], &both));
     message.says("accepted nothing beside NVCC");

@@ -7,9 +7,10 @@ use std::{
 
 use crate::stub::{Says, World, driver};
 
-/// A package whose build script starts the example `compile`. Its library is called `decode` and
-/// has a host function `decode` that returns `number`, as every package made here; a file with the
-/// extension `cu` has kernels as well.
+/// Writes a package whose build script runs the example `compile`.
+///
+/// Like every package made here, its library is called `decode` and has a host function `decode`
+/// that returns `number`. A file with the extension `cu` has kernels as well.
 fn package(world: &World, name: &str, [family, extension]: [&str; 2], number: u32, needs: &str) {
     let write = |file: &str, text: &str| world.write(&format!("{name}/{file}"), text);
     write(
@@ -38,7 +39,7 @@ fn package(world: &World, name: &str, [family, extension]: [&str; 2], number: u3
         &format!("kernels/{family}/helper.{extension}"),
         &format!("int helper() {{ return {number}; }}\n"),
     );
-    // The other library has the same names again.
+    // The second library has the same names.
     write(
         &format!("extra/decode.{extension}"),
         &format!("extern \"C\" int decode() {{ return 1000 + {number}; }}\n"),
@@ -85,7 +86,7 @@ fn cargo(world: &World, arguments: &[&str]) -> Command {
     command
 }
 
-/// A program of three packages, each with two libraries, and what it prints.
+/// Makes a program of three packages, each with two libraries, and the command that runs it.
 fn three_packages(world: &World, extension: &str) -> Command {
     package(world, "first", ["sm80", extension], 80, "");
     package(world, "second", ["sm90", extension], 90, "");
@@ -105,8 +106,8 @@ fn succeeded(ran: Output) -> String {
     String::from_utf8_lossy(&ran.stdout).into_owned()
 }
 
-/// The program's output. For each package it names the library of its functions, the compiled
-/// targets, and what its attribute is told.
+/// Returns the program's expected output. For each package it names the library of its functions,
+/// the compiled targets, and what its attribute is told.
 fn each_its_own(told: [&str; 3]) -> String {
     let [first, program, second] = told;
     format!(
@@ -131,7 +132,7 @@ fn packages_with_real_kernels() {
 #[test]
 fn packages_with_two_libraries() {
     let world = World::new();
-    // An archive without members, as the system's archiver makes it.
+    // This is an archive without members, as the system's archiver makes it.
     fs::remove_file(world.at("toolkit/lib/libcudart_static.a")).unwrap();
     let archive = world.at("toolkit/lib/libcudart_static.a");
     let made = Command::new("ar")
@@ -145,7 +146,7 @@ fn packages_with_two_libraries() {
         .env("MLA_CUDA_HOME", world.at("toolkit"))
         .output()
         .unwrap();
-    // Sources of C++ alone tell nothing.
+    // C++ sources alone tell nothing.
     assert_eq!(succeeded(ran), each_its_own(["-"; 3]));
     let report = |name: &str| world.at(&format!("target/mla-build/{name}.json"));
     for name in [

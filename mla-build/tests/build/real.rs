@@ -1,4 +1,4 @@
-//! The same promises with the real nvcc, which the search must find: `cargo xtask toolkit` installs
+//! The same promises with the real nvcc, which the search must find. `cargo xtask toolkit` installs
 //! one.
 
 use std::{
@@ -24,8 +24,8 @@ const KERNEL: &str = "#include \"tile.cuh\"\n\
                       (int)cudaGetLastError(); }\n";
 
 impl Package {
-    /// `a` and `b` include `tile.cuh`, `c` nothing, and `d` a header that only the GPU's pass
-    /// reads.
+    /// Makes a package. `a` and `b` include `tile.cuh`, `c` includes nothing, and `d` includes a
+    /// header that only the GPU's pass reads.
     fn new() -> Self {
         let package = Self(tempfile::tempdir().unwrap());
         package.write("package/cuda/common/tile.cuh", "#define TILE 64\n");
@@ -267,7 +267,7 @@ fn bad_unit_says_the_error() {
         "package/cuda/sm90/a.cu",
         "__global__ void a(float *x) { *x = missing; }\n",
     );
-    // One after another, in the order of the sources.
+    // The units are compiled one after another, in the order of the sources.
     let one_by_one = package.kernels("package", "out").jobs(1);
     let message = one_by_one.compile("kernels").unwrap_err().to_string();
     assert!(
@@ -328,7 +328,7 @@ fn families_share_an_object() {
             cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
 fn foreign_crate_builds() {
     let package = Package(tempfile::tempdir().unwrap());
-    // Wherever it lies: nothing of a path is a command.
+    // Nothing in a path may run as a command.
     let home = "foreign $(touch ran) `touch ran` \"it's\" & (mine), a=b";
     let inside = |path: &str| format!("{home}/{path}");
     let this = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -337,7 +337,7 @@ fn foreign_crate_builds() {
          [features]\ndefault = [\"sm90\"]\nsm90 = []\nsm91 = []\n\n\
          [build-dependencies]\nmla-build = {{ path = {this:?} }}\n"
     );
-    // The workspace's lock file asks for versions that are already here.
+    // The workspace's lock file asks for versions that have already been downloaded.
     fs::create_dir_all(package.at(&inside("src"))).unwrap();
     fs::copy(
         this.join("../Cargo.lock"),
@@ -370,7 +370,8 @@ fn foreign_crate_builds() {
          fn main() {\n    let scale = ffi::Scale { x: std::ptr::null_mut(), length: 1 };\n    \
          println!(\"{}\", unsafe { ffi::scale_runtime_version(&scale) });\n}\n",
     );
-    // Kept between runs, or each would compile bindgen; the cache is new each time.
+    // The target folder is kept between runs, or each run would compile bindgen. The cache is new
+    // each time.
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("foreign");
     let command = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO"));
@@ -396,11 +397,11 @@ fn foreign_crate_builds() {
     let ran = package.at(&inside("ran"));
     assert!(!ran.exists() && !Path::new("ran").exists());
 
-    // Nothing changed: Cargo does not even start the build script.
+    // Nothing changed, so Cargo does not even start the build script.
     let before = report();
     succeeded(&cargo(&["build"]));
     assert_eq!(report(), before);
-    // A touched file starts it, and it finds everything in the cache.
+    // A touched file starts the build script, which finds everything in the cache.
     thread::sleep(Duration::from_millis(20));
     package.write(
         &inside("kernels/scale.h"),

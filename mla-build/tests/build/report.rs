@@ -85,7 +85,7 @@ fn newest_report() {
 
 #[test]
 fn unmarked_target_folder() {
-    // Something made the folder before Cargo's first build, which then leaves it unmarked.
+    // The folder existed before Cargo's first build, so Cargo leaves it unmarked.
     let world = World::new();
     world
         .kernels_of("package", "target/debug/build/p-1/out")
@@ -99,7 +99,7 @@ fn unmarked_target_folder() {
 fn failed_build_has_a_report() {
     let world = World::new();
     world.write("package/cuda/sm90/a.cu", "// error: no\n");
-    // In the order of the sources, of which the first is compiled and the last not begun.
+    // The units are in the order of the sources. The first is compiled, and the last has not begun.
     world.kernels().jobs(1).compile("kernels").unwrap_err();
     let report = Report::load(&world.at("out/kernels.report.json")).unwrap();
     assert_eq!(report.count(Outcome::Failed), 1);

@@ -118,7 +118,7 @@ fn another_profile_compiles_nothing() {
         ALL,
         "three builds, and each unit compiled once"
     );
-    // Lines for a profiler are asked for by name, and cost a compilation of their own.
+    // Line numbers for a profiler are asked for by name, and need a separate compilation.
     let with = |value: &str| {
         let mut command = world.command("target/debug");
         command.env("MLA_BUILD_LINE_INFO", value).output().unwrap()
@@ -195,7 +195,7 @@ fn cutlass_headers_count_like_any_other() {
         "package/cuda/sm90/d.cu",
         "#include <cute/tensor.hpp>\nbody-d\n",
     );
-    // CUTLASS is a plain include root here: the search for it has tests of its own, and reads the
+    // CUTLASS is a plain include root here. The search for it has its own tests, and reads the
     // environment.
     let kernels = || world.kernels().include(world.at("cutlass/include"));
     world.compiled_by(kernels());
@@ -332,7 +332,7 @@ fn cache_commands() {
     assert_eq!((counted.cached, counted.compiled), (3, 3));
     assert!(counted.bytes > 0 && counted.oldest.is_some());
 
-    // Exported objects serve another machine, beside those that it has.
+    // Exported objects are added to those of another machine's cache, and are used there.
     assert_eq!(
         cache::copy(&world.at("cache"), &world.at("taken")).unwrap(),
         3

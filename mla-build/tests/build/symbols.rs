@@ -1,15 +1,15 @@
-//! A library's names are its own, and it has each of them once.
+//! Names of a library: they are unique to it, and it defines each of them once.
 
 use std::{fs, path::Path, process::Command};
 
 use crate::stub::{World, succeeded};
 use mla_build::{Built, Family, Kernels};
 
-/// A package whose sources, names and library are called as in every other, compiled by the real
-/// C++ compiler.
+/// Makes a package whose sources, names and library are called the same as in every other. The real
+/// C++ compiler compiles it.
 fn package(world: &World, name: &str, number: u32) -> Kernels {
     let at = |file: &str| format!("{name}/kernels/{file}");
-    // One weak name with different bodies: of two in one program a linker keeps one.
+    // One weak name has different bodies. Of two in one program, a linker keeps one.
     world.write(
         &at("common/which.h"),
         &format!(
@@ -71,7 +71,7 @@ fn packages_with_equal_names() {
                 int main(void) { printf(\"%d %d %d\", first_decode__decode(), \
                 second_decode__decode(), third_decode__decode()); return 0; }\n";
     let mut libraries: Vec<_> = built.iter().map(|built| built.library.as_path()).collect();
-    // In every order: a linker takes what it finds first.
+    // Every order is tried, since a linker takes what it finds first.
     for _ in 0..3 {
         libraries.rotate_left(1);
         let ran = link(&world, main, &libraries).output().unwrap();
@@ -103,7 +103,7 @@ fn shared_library_exports() {
         .unwrap();
     let listed = String::from_utf8_lossy(&listed.stdout);
     let names: Vec<_> = listed.lines().collect();
-    // A C++ variable outside of a namespace is not mangled, so it counts as C.
+    // A C++ variable outside any namespace is not mangled, so it counts as C.
     assert_eq!(
         names,
         ["first_decode__common_value", "first_decode__decode"]
@@ -150,7 +150,7 @@ fn kernels_of_one_name() {
         let text = format!("// kernel: _Z6decodeILi64EEvPf {registers} 0\n");
         world.write(&format!("package/cuda/sm90/{source}.cu"), &text);
     };
-    // A template that two sources instantiate.
+    // Two sources instantiate the same template.
     kernel("a", 40);
     kernel("b", 40);
     world.build().unwrap();

@@ -121,7 +121,7 @@ fn conflicting_targets() {
         let kernels = world.kernels().enable("sm100");
         kernels.compile("kernels").unwrap_err().to_string()
     };
-    // A release that is new enough for one of them is not enough for both.
+    // A release that is new enough for one target is not enough for both.
     let both = message("11.8");
     assert!(
         both.starts_with(
@@ -250,7 +250,7 @@ fn killed_build_keeps_finished_units() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Units that nothing is known about are compiled in order, so the others are stored by then.
+    // Units of unknown duration are compiled in order, so the others are stored by then.
     let mut seen = String::new();
     let mut stderr = build.stderr.take().unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -289,7 +289,8 @@ fn killed_build_keeps_finished_units() {
     assert!(world.library("out").contains("body-a"));
 }
 
-/// The processes that work for a build: their folder for temporary files is below its output.
+/// Returns the number of processes that work for a build. Their folder for temporary files is below
+/// its output.
 fn compilers(out: &std::path::Path) -> usize {
     let mark = format!("TMPDIR={}/", out.display());
     fs::read_dir("/proc")
@@ -303,7 +304,7 @@ fn compilers(out: &std::path::Path) -> usize {
         .count()
 }
 
-/// Kills a process as nothing can prevent, and returns when what it worked with is gone.
+/// Kills a process with SIGKILL, and returns when its subprocesses and its folder are gone.
 fn kill_alone(pid: u32, out: &std::path::Path) {
     let deadline = Instant::now() + Duration::from_secs(20);
     let wait_until = |what: &str, done: &dyn Fn() -> bool| {
@@ -341,7 +342,8 @@ fn script_ends_with_cargo() {
     let world = World::new();
     world.write("package/cuda/sm90/b.cu", "body-b\n// sleep: 30\n");
     fs::create_dir(world.at("out")).unwrap();
-    // A shell in place of Cargo; the word after the command keeps it from becoming the command.
+    // A shell stands in for Cargo. The word after the command keeps the shell from being replaced
+    // by the command.
     let mut cargo = Command::new("sh")
         .args(["-c", "\"$@\"; true", "sh"])
         .arg(driver())
@@ -406,7 +408,7 @@ fn jobserver_tokens() {
         let jobserver = jobserver::Client::new(tokens).unwrap();
         let mut build = world.command("out");
         build.env("MLA_BUILD_PROGRESS", world.at("events"));
-        // The way in which Cargo gives it to a build script.
+        // Cargo passes it to a build script in this way.
         jobserver.configure(&mut build);
         let output = build.output().unwrap();
         succeeded(&output);
@@ -424,7 +426,7 @@ fn jobserver_tokens() {
     }
 }
 
-/// Every object in the cache.
+/// Returns every object in the cache.
 fn objects(world: &World) -> Vec<std::path::PathBuf> {
     files(world, "objects")
 }
@@ -479,7 +481,7 @@ fn corrupted_manifest() {
 fn objects_exchanged_on_disk_do_not_pass_for_each_other_when_mixed() {
     let world = World::new();
     world.compiled();
-    // A file of the right name whose head is from one object and whose tail is from another.
+    // A file of the right name has its beginning from one object and its end from another.
     let all = objects(&world);
     let (first, second) = (fs::read(&all[0]).unwrap(), fs::read(&all[1]).unwrap());
     let mixed: Vec<_> = first[..40].iter().chain(&second[40..]).copied().collect();
@@ -501,8 +503,7 @@ fn cache_that_is_no_folder() {
     assert!(world.library("out").contains("body-a"));
 }
 
-/// Runs the build where `setup` has changed what the cache's folder is, in a mount namespace of its
-/// own.
+/// Runs the build in its own mount namespace, after `setup` has changed the cache's folder there.
 fn in_namespace(world: &World, setup: &str, out: &str) -> std::process::Output {
     let cache = world.at("cache");
     fs::create_dir_all(&cache).unwrap();

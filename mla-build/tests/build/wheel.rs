@@ -4,8 +4,8 @@ use std::{fs, process::Output};
 
 use crate::stub::{Says, World};
 
-/// A package whose source tells which CUTLASS it was compiled with, and a wheel with one of its
-/// own.
+/// Makes a package whose source shows which CUTLASS it was compiled with, and a wheel with its own
+/// CUTLASS.
 fn world() -> World {
     let world = World::new();
     world.program(
@@ -59,7 +59,7 @@ fn the_pinned_version_is_taken_and_comes_before_cutlass() {
         assert!(world.library("out").contains(&expected), "{expected}");
         text.says("0 cached, 1 to compile");
     }
-    // Wherever the wheel lies, it is the same: only its content counts.
+    // A wheel in another place counts as the same, since only its content matters.
     fs::rename(world.at("wheels"), world.at("moved")).unwrap();
     let moved = world.at("moved/flash-infer-1.0");
     let built = world

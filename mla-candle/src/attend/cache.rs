@@ -10,16 +10,16 @@ use crate::lend::{Lending, LentMut, layer_dtype, next};
 
 /// The cache of one layer, in one tensor or two.
 ///
-/// One tensor has rows `[pages, page size, L + R]`, each a token's latent and its rotary key. Two
-/// tensors have latents `[pages, page size, L]` and rotary keys `[pages, page size, R]`, for a
-/// problem with [`Feature::SplitCache`]. Their dtype is that of the problem's cache format. For
-/// `fp8`, `fp8_ds_mla` and `fp8_per_token` it is u8, and the last axis is the bytes of a row. There
-/// may be gaps between pages and between rows.
+/// One tensor has rows `[pages, page size, L + R]`. Each row is a token's latent and its rotary
+/// key. Two tensors have latents `[pages, page size, L]` and rotary keys `[pages, page size, R]`,
+/// for a problem with [`Feature::SplitCache`]. Their dtype is that of the problem's cache format.
+/// For `fp8`, `fp8_ds_mla` and `fp8_per_token` it is u8, and the last axis is the bytes of a row.
+/// There may be gaps between pages and between rows.
 ///
 /// [`Feature::SplitCache`]: mla_runtime::spec::Feature::SplitCache
 #[derive(Clone, Copy)]
 pub struct Cache<'t> {
-    /// Rows, or latents alone.
+    /// The whole rows, or only latents.
     rows: &'t Tensor,
     rope: Option<&'t Tensor>,
     scale: f32,
@@ -51,12 +51,12 @@ impl<'t> Cache<'t> {
         Self { scale, ..self }
     }
 
-    /// Returns the tensors that are written.
+    /// Returns the tensors that a call writes.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &'t Tensor> {
         [self.rows].into_iter().chain(self.rope)
     }
 
-    /// Returns the view of its tensors, once they are lent.
+    /// Returns the view of the cache's tensors once they are lent.
     pub(super) fn view<'a, D: Lending>(
         &self,
         problem: &Problem,
@@ -92,7 +92,7 @@ impl<'t> Cache<'t> {
     }
 }
 
-/// Returns the pages of a tensor `[pages, page size, width]`, and its strides.
+/// Returns the number of pages of a tensor `[pages, page size, width]`, and its strides.
 fn pages_of<D: Lending>(
     tensor: &LentMut<'_, D>,
     problem: &Problem,

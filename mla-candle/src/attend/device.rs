@@ -1,4 +1,4 @@
-//! The devices that run a layer on candle's tensors, and which of them have an indexer.
+//! The devices that run a layer on candle's tensors, with or without an indexer.
 
 use mla_cpu::Cpu;
 use mla_runtime::Result;
@@ -16,7 +16,7 @@ pub(super) trait Selecting: Lending {
     type Lists: Lists<Self>;
 }
 
-/// The indexer of a device. One that has none cannot be made.
+/// The indexer of a device. On a device without one, this type has no values.
 pub(super) trait Lists<D: Lending>: Sized {
     /// Makes the indexer of a model.
     fn new(device: &D, config: &IndexerConfig, problem: &Problem) -> Result<Self>;
@@ -79,7 +79,7 @@ mod without {
         type Lists = NoIndexer;
     }
 
-    /// No indexer, as none is compiled.
+    /// A type without values for builds in which no indexer is compiled.
     pub(crate) enum NoIndexer {}
 
     impl Lists<Cuda> for NoIndexer {

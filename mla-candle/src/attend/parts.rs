@@ -27,7 +27,8 @@ pub(super) struct Parts<D: Selecting> {
 pub(super) struct Work<D: Selecting> {
     workspace: SelectedWorkspace<D>,
     lists: Option<IndexerWorkspace<D>>,
-    /// Number of entries of a list. Requests with at most that many tokens attend to all of them.
+    /// Number of entries of a list. Requests with at most this number of tokens attend to all of
+    /// them.
     slots: u32,
 }
 
@@ -60,7 +61,7 @@ impl<D: Selecting> Parts<D> {
         })
     }
 
-    /// True if the decode backend attends to all of a short request in a sparse step.
+    /// True if, in a sparse step, the decode backend attends to all tokens of a short request.
     fn takes_dense_requests(&self) -> bool {
         use mla_runtime::backend::DecodeStage as _;
         let feature = mla_runtime::spec::Feature::DenseRequests;
@@ -104,7 +105,8 @@ impl<D: Selecting> Work<D> {
             let mut out = next(&mut written).rows("out", 2)?;
             let mut cache = cache.view(&config.problem, &mut written)?;
             let weights = Weights::from_checkpoint(kv_b, &config)?;
-            // The call also borrows the lists, which live for another time than what is lent.
+            // The call also borrows the lists. Their lifetime differs from that of the lent
+            // tensors.
             let mut call = LayerCall::new(
                 weights.shorten(),
                 query.shorten(),
@@ -165,7 +167,8 @@ impl<D: Selecting> Work<D> {
             let inputs = [query_latent, query];
             let mut call = IndexCall::new(inputs, keys, norm, head_weights, cache);
             if config.dims.rope > 0 {
-                // The style here has no effect: elements pair as the indexer's configuration says.
+                // This style has no effect, since the indexer's configuration says how elements
+                // pair.
                 call.rotary = Some(Rotary::new(None, tables, config.rotary));
             }
             indexer.select(&self.workspace, lists, call)
@@ -173,7 +176,8 @@ impl<D: Selecting> Work<D> {
     }
 }
 
-/// Returns the number of pages of an index cache, `[pages, …]` of u8 with `page` bytes in each.
+/// Returns the number of pages of an index cache, `[pages, …]` of u8, whose pages have `page` bytes
+/// each.
 fn index_pages<D: Selecting>(cache: &LentMut<'_, D>, page: usize) -> mla_runtime::Result<usize> {
     let form = cache.form();
     match form.dims() {

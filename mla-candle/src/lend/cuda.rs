@@ -47,7 +47,7 @@ impl Lending for Cuda {
     }
 }
 
-/// Views of slices of each dtype, and how they are lent.
+/// Defines views of slices of each dtype, and how they are lent.
 macro_rules! views {
     ($($variant:ident: $number:ty),*) => {
         enum View<'a> {

@@ -1,4 +1,4 @@
-//! The form of a candle tensor: where its numbers stand in its storage.
+//! The form of a candle tensor: the places of its numbers in its storage.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ impl Form {
         }
         let (dims, strides) = (layout.dims().to_vec(), layout.stride().to_vec());
         let start = layout.start_offset();
-        // candle's views lie within their storage.
+        // A view of candle's lies within its storage.
         let last = |(dim, stride): (&usize, &usize)| dim.saturating_sub(1) * stride;
         let end = match tensor.elem_count() {
             0 => start,
@@ -60,7 +60,7 @@ impl Form {
         &self.dims
     }
 
-    /// Returns the distances along each axis, in bytes.
+    /// Returns the strides of the axes, in bytes.
     pub(crate) fn strides(&self) -> impl Iterator<Item = usize> + '_ {
         let size = self.dtype.size_in_bytes();
         self.strides.iter().map(move |stride| stride * size)
@@ -76,7 +76,7 @@ impl Form {
         let Some(outer) = self.dims.len().checked_sub(inner) else {
             return refused(format!("{inner} axes and up"));
         };
-        // The distance between rows is that along the last axis of more than one.
+        // The distance between rows is the stride of the last axis that has more than one element.
         let axes = || self.dims[..outer].iter().zip(&self.strides).rev();
         let (mut rows, mut stride) = (1, None);
         for (&dim, &apart) in axes() {
@@ -99,7 +99,7 @@ impl Form {
         })
     }
 
-    /// Refuses a tensor whose numbers have gaps between them or stand in another order.
+    /// Refuses a tensor with gaps between its numbers, or with its numbers in another order.
     pub(super) fn check_dense(&self, name: &'static str) -> mla_runtime::Result<()> {
         let mut expected = 1;
         for (&dim, &stride) in self.dims.iter().zip(&self.strides).rev() {

@@ -1,10 +1,10 @@
-//! The locks of all storages of a call at once.
+//! The simultaneous locks of all storages of a call.
 
 use std::cell::RefCell;
 
 use candle_core::{CpuStorage, Error, InplaceOp1, Layout, Result, Storage, Tensor};
 
-/// Returns the number of a tensor's storage: its address, which no other storage has as long as the
+/// Returns the number of a tensor's storage. It is the storage's address, which is unique while the
 /// tensor is alive.
 pub(super) fn storage_of(tensor: &Tensor) -> usize {
     let (storage, _) = tensor.storage_and_layout();
@@ -18,7 +18,7 @@ pub(super) struct Held<'a> {
     written: Vec<(usize, Written<'a>)>,
 }
 
-/// A storage that is locked for this call alone.
+/// A storage that this call alone has locked.
 pub(super) enum Written<'a> {
     Cpu(&'a mut CpuStorage),
     #[cfg(feature = "cuda")]
@@ -36,13 +36,13 @@ impl<'a> Written<'a> {
 }
 
 impl<'a> Held<'a> {
-    /// Returns a storage that is read.
+    /// Returns a storage for reading.
     pub(super) fn read(&self, number: usize) -> &'a Storage {
         let found = self.read.iter().find(|(other, _)| *other == number);
         found.expect("every storage that is read is held").1
     }
 
-    /// Takes a storage that is written, once.
+    /// Takes a storage for writing. Each can be taken once.
     pub(super) fn take_written(&mut self, number: usize) -> Written<'a> {
         let at = self.written.iter().position(|(other, _)| *other == number);
         let at = at.expect("every storage that is written is held, for one tensor");
@@ -50,7 +50,7 @@ impl<'a> Held<'a> {
     }
 }
 
-/// A storage, by the tensor through which it is locked.
+/// A storage to lock, with the tensor through which it is locked.
 #[derive(Clone, Copy)]
 struct Lock<'t> {
     number: usize,
@@ -58,7 +58,7 @@ struct Lock<'t> {
     writes: bool,
 }
 
-/// Locks the storages of all tensors, each once, and calls `work` with them.
+/// Locks the storage of each tensor once, and calls `work` with the storages.
 pub(super) fn hold<R>(
     read: &[&Tensor],
     written: &[&Tensor],
@@ -110,13 +110,13 @@ fn hold_next(locks: &[Lock<'_>], held: Held<'_>, then: &mut Then<'_>) -> Result<
         });
     }
     let (storage, _) = lock.tensor.storage_and_layout();
-    // The shorter lifetime lasts as long as this storage is locked, too.
+    // The shortened lifetime ends while this storage is still locked.
     let mut held: Held<'_> = held;
     held.read.push((lock.number, &storage));
     hold_next(rest, held, then)
 }
 
-/// The in-place operation within which a storage is written. It runs once.
+/// The in-place operation that gives write access to a storage. It runs once.
 struct Writing<'h, 'l, 't> {
     number: usize,
     rest: &'h [Lock<'l>],

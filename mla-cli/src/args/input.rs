@@ -1,5 +1,5 @@
-//! Readers of text files that arguments name, and of the output of programs. Either is read up to a
-//! bound, and a file is never waited for in vain.
+//! Readers of text files that arguments name, and of the output of programs. Both are read up to a
+//! maximum size, and opening a file never waits for a writer.
 
 use std::fs::{File, OpenOptions};
 #[cfg(feature = "bench")]
@@ -22,7 +22,7 @@ const MAX_LINE: u64 = 1 << 20;
 /// The pause before a pipe whose writer is slow is tried again.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The text of a file, or why there is none and what is accepted.
+/// Returns the text of a file, or the reason why it cannot be read together with what is accepted.
 pub(crate) fn read_text(path: &Path, accepted: &str) -> Result<String, String> {
     let bytes = read(path).map_err(|why| format!("{why}; accepted: {accepted}"))?;
     String::from_utf8(bytes).map_err(|error| {
@@ -31,7 +31,8 @@ pub(crate) fn read_text(path: &Path, accepted: &str) -> Result<String, String> {
     })
 }
 
-/// The value that a file of JSON holds, or why there is none and what is accepted.
+/// Returns the value in a JSON file, or the reason why there is none together with what is
+/// accepted.
 #[cfg(feature = "bench")]
 pub(crate) fn read_json<T: serde::de::DeserializeOwned>(
     path: &Path,
@@ -81,22 +82,22 @@ fn is_pipe(_: &std::fs::Metadata) -> bool {
     false
 }
 
-/// Reads at most a byte more than [`MAX_BYTES`].
+/// Reads up to [`MAX_BYTES`] and one byte more.
 fn read_bounded(file: &mut File) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut from = file.take(MAX_BYTES + 1);
     loop {
         match from.read_to_end(&mut bytes) {
             Ok(_) => return Ok(bytes),
-            // A pipe has a writer that has written nothing more yet.
+            // The writer of the pipe has not written anything more yet.
             Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(PAUSE),
             Err(error) => return Err(error),
         }
     }
 }
 
-/// The exit status of a program, and its output on the pipe that `stream` takes. A program that
-/// writes more than the bound is ended.
+/// Returns the exit status of a program, and its output on the pipe that `stream` takes. A program
+/// that writes more than the maximum is ended.
 #[cfg(any(feature = "bench", feature = "build-report"))]
 pub fn read_program<R: Read>(
     command: &mut Command,
@@ -110,7 +111,7 @@ pub fn read_program<R: Read>(
     };
     let is_too_long = bytes.len() as u64 > MAX_BYTES;
     if is_too_long || read.is_err() {
-        // It may have ended by itself.
+        // The program may have ended by itself.
         let _ = child.kill();
     }
     let status = child.wait()?;
@@ -121,8 +122,8 @@ pub fn read_program<R: Read>(
     Ok((status, bytes))
 }
 
-/// The lines of a program's output, without their ends. The first that is too long is an error, and
-/// the last.
+/// Returns the lines of a program's output, without their ends. A line that is too long gives an
+/// error, and nothing follows it.
 #[cfg(feature = "bench")]
 pub fn lines(mut from: impl BufRead) -> impl Iterator<Item = std::io::Result<Vec<u8>>> {
     let mut is_over = false;
@@ -165,10 +166,10 @@ mod tests {
 
     use super::*;
 
-    /// A path of this test's own, without a file.
+    /// Returns a path for this test alone, where no file exists.
     fn path(name: &str) -> std::path::PathBuf {
         let path = std::env::temp_dir().join(format!("mla-input-{}-{name}", std::process::id()));
-        // It may be left behind by a process of the same number.
+        // An earlier process of the same number may have left a file.
         std::fs::remove_file(&path).ok();
         path
     }
@@ -258,7 +259,7 @@ mod tests {
             refused(&path),
             "cannot read it: it is a pipe that nothing is written to; accepted: text"
         );
-        // Open for both, so that it does not wait for the reader either.
+        // Opening for reading and writing does not wait for a reader.
         let mut writer = OpenOptions::new()
             .read(true)
             .write(true)

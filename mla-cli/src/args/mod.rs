@@ -25,12 +25,12 @@ pub enum Format {
 }
 
 impl Format {
-    /// The output: `table` made only where it is wanted, or `report` as JSON.
+    /// Formats the output: as a table, which `table` makes only if it is needed, or as JSON.
     pub fn write(self, report: &impl Serialize, table: impl FnOnce() -> String) -> String {
         match self {
             Self::Table => table(),
             Self::Json => {
-                // Strings, numbers, lists and structs: nothing that JSON cannot hold.
+                // Strings, numbers, lists and structs can always be written as JSON.
                 let json = serde_json::to_string_pretty(report).expect("the report is JSON");
                 json + "\n"
             }
@@ -58,8 +58,8 @@ pub struct ModelArgs {
     /// The dtype of queries, weights and outputs [default: the model's, or bf16].
     #[arg(long, value_parser = named(DType::ALL, DType::name))]
     dtype: Option<DType>,
-    /// Apply yarn's correction of the softmax scale, or leave it out, whatever the configuration
-    /// says: implementations of some models disagree.
+    /// Apply or leave out yarn's correction of the softmax scale, in place of what the
+    /// configuration says. Implementations of some models disagree about it.
     #[arg(long, value_name = "BOOL")]
     apply_scale: Option<bool>,
 }
@@ -71,7 +71,7 @@ pub struct Model {
     pub config: ModelConfig,
     pub heads: u32,
     pub dtype: DType,
-    /// The fields that no file of the publisher's confirms.
+    /// The fields that no file of the publisher confirms.
     unconfirmed: &'static [&'static str],
 }
 
@@ -101,7 +101,7 @@ impl ModelArgs {
     }
 }
 
-/// The model with yarn's corrections, or without.
+/// Returns the model with or without yarn's corrections.
 fn scaled(mut config: ModelConfig, applies: bool) -> Result<ModelConfig, CliError> {
     if config.rope.yarn().is_none() {
         let accepted = "nothing: the model has no yarn";
@@ -115,13 +115,13 @@ fn scaled(mut config: ModelConfig, applies: bool) -> Result<ModelConfig, CliErro
     Ok(config)
 }
 
-/// The form of attention, if a model has an indexer.
+/// The form of attention to use if a model has an indexer.
 #[derive(Args)]
 pub(crate) struct SparseArgs {
     /// Attend to lists of slots, as models with an indexer do unless --dense is given.
     #[arg(long, conflicts_with = "dense")]
     sparse: bool,
-    /// Attend to all context, although the model has an indexer that chooses from it.
+    /// Attend to all context, although the model has an indexer that selects from it.
     #[arg(long)]
     dense: bool,
 }
@@ -134,12 +134,12 @@ impl SparseArgs {
 }
 
 impl Model {
-    /// True if the model has an indexer, be it the engine's.
+    /// True if the model has an indexer, even if only the engine supports it.
     fn is_sparse(&self) -> bool {
         self.config.indexer.is_some() || self.config.foreign_indexer.is_some()
     }
 
-    /// A line about the softmax scale, and one for each thing that the engine has to know.
+    /// Returns a line about the softmax scale, and a line for each task that is left to the engine.
     pub fn engine_work(&self) -> String {
         let scale = format!("Softmax scale {:.6}.\n", self.config.softmax_scale());
         let work = self.config.engine_work();
@@ -151,12 +151,12 @@ impl Model {
         lines.fold(scale, |text, line| text + &format!("Note: {line}.\n"))
     }
 
-    /// The features that the model's attention needs.
+    /// Returns the features that the model's attention needs.
     pub fn features(&self) -> FeatureSet {
         features(&self.config)
     }
 
-    /// The model's indexer, for what asks for one.
+    /// Returns the model's indexer, or an error if it has none.
     pub fn indexer(&self) -> Result<IndexerConfig, CliError> {
         self.config.indexer.ok_or_else(|| {
             CliError::argument(
@@ -169,7 +169,7 @@ impl Model {
     }
 }
 
-/// The features that the attention of a model needs.
+/// Returns the features that the attention of a model needs.
 pub(crate) fn features(config: &ModelConfig) -> FeatureSet {
     match config.sinks {
         true => FeatureSet::of(&[Feature::Sinks]),
@@ -177,26 +177,26 @@ pub(crate) fn features(config: &ModelConfig) -> FeatureSet {
     }
 }
 
-/// The model that a Hugging Face config.json describes.
+/// Reads the model from a Hugging Face config.json.
 pub(crate) fn read_config(argument: &'static str, path: &Path) -> Result<ModelConfig, CliError> {
     let json = read_text(path, "a model's config.json");
     let json = json.map_err(|why| CliError::file(argument, path, why))?;
     ModelConfig::from_hf_config(&json).map_err(|error| CliError::file(argument, path, error))
 }
 
-/// One value of a closed set, by its name.
+/// Returns a parser for the values of a closed set, by name.
 pub fn named<T: Copy + Send + Sync>(
     all: &'static [T],
     name: fn(T) -> &'static str,
 ) -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(all.iter().map(|value| name(*value))).try_map(move |given| {
         let found = all.iter().find(|value| name(**value) == given);
-        // The names that get here are those of `all`.
+        // The parser accepts only the names of `all`.
         found.copied().ok_or("no such value")
     })
 }
 
-/// The features of a problem with such a cache.
+/// Returns the features of a problem with such a cache.
 pub(crate) fn cache_features(split: bool) -> FeatureSet {
     match split {
         true => FeatureSet::of(&[Feature::SplitCache]),
@@ -204,27 +204,27 @@ pub(crate) fn cache_features(split: bool) -> FeatureSet {
     }
 }
 
-/// The name parser of cache formats.
+/// Returns the parser for names of cache formats.
 pub(crate) fn kv_format() -> impl TypedValueParser<Value = KvFormat> {
     named(KvFormat::ALL, KvFormat::name)
 }
 
-/// A number from 1 up.
+/// Parses a number from 1 up.
 pub fn positive(text: &str) -> Result<u32, String> {
     within(text, 1, u32::MAX)
 }
 
-/// A number of heads: what a [`Problem`](mla_runtime::spec::Problem) takes.
+/// Parses a number of heads, up to the maximum of a [`Problem`](mla_runtime::spec::Problem).
 fn head_count(text: &str) -> Result<u32, String> {
     within(text, 1, MAX_DIM)
 }
 
-/// A number from 0 up.
+/// Parses a number from 0 up.
 pub(crate) fn natural(text: &str) -> Result<u32, String> {
     within(text, 0, u32::MAX)
 }
 
-/// Parses the number of samples. It is small enough that all times are kept.
+/// Parses the number of samples. The maximum is small enough to keep all times in memory.
 #[cfg(feature = "bench")]
 pub fn samples(text: &str) -> Result<u32, String> {
     within(text, 1, MAX_SAMPLES)
@@ -236,24 +236,24 @@ pub fn warm_up(text: &str) -> Result<u32, String> {
     within(text, 0, MAX_SAMPLES)
 }
 
-/// Entries of a list of slots.
+/// Parses the number of entries of a list of slots.
 #[cfg(feature = "bench")]
 pub(crate) fn list_width(text: &str) -> Result<u32, String> {
     within(text, 1, MAX_LIST_WIDTH)
 }
 
-/// The maximal number of entries of a list: hundreds of times that of any model.
+/// The maximum number of entries of a list, hundreds of times that of any model.
 #[cfg(feature = "bench")]
 pub(crate) const MAX_LIST_WIDTH: u32 = 1 << 20;
 
-/// The maximal number of samples of one row.
+/// The maximum number of samples of one row.
 #[cfg(feature = "bench")]
 pub(crate) const MAX_SAMPLES: u32 = 1_000_000;
 
-/// An amount of memory.
+/// Parses an amount of memory.
 pub(crate) fn size(text: &str) -> Result<ByteSize, String> {
     match text.parse() {
-        // More becomes this.
+        // Larger values are parsed as this one.
         Ok(ByteSize(u64::MAX)) => Err(format!("given {text:?}, accepted less than 16 EiB")),
         Ok(size) => Ok(size),
         Err(_) => Err(format!(
@@ -262,7 +262,7 @@ pub(crate) fn size(text: &str) -> Result<ByteSize, String> {
     }
 }
 
-// Strictly digits: no sign, no space, no other script.
+// Only ASCII digits are accepted: no sign, no space, no other script.
 fn within<T>(text: &str, min: T, max: T) -> Result<T, String>
 where
     T: std::str::FromStr + PartialOrd + Display,

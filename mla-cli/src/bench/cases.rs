@@ -1,4 +1,4 @@
-//! A file of cases with a protocol, as a yardstick's other contenders read it.
+//! A file of cases with a protocol, in the form that all contenders of a benchmark read.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::error::CliError;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    /// For people.
+    /// A text for people.
     #[serde(rename = "protocol")]
     _protocol: String,
     #[serde(default)]
@@ -33,14 +33,14 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct Decode {
     id: String,
-    /// Requests of `kv` tokens each.
+    /// The number of requests, which have `kv` tokens each.
     b: Option<u32>,
     kv: Option<u32>,
-    /// The tokens of each request, instead.
+    /// The tokens of each request, in place of `b` and `kv`.
     lens: Option<Vec<u32>>,
     h: u32,
     s_q: u32,
-    /// bf16 where absent.
+    /// The dtype, bf16 if absent.
     dtype: Option<String>,
 }
 
@@ -49,10 +49,10 @@ struct Decode {
 struct Prefill {
     id: String,
     h: u32,
-    /// bf16 where absent.
+    /// The dtype, bf16 if absent.
     dtype: Option<String>,
     q: Vec<u32>,
-    /// One for each entry of `q`; absent if they are equal to `q`.
+    /// One length for each entry of `q`. Absent if the lengths equal `q`.
     kv: Option<Vec<u32>>,
     causal: bool,
 }
@@ -63,16 +63,16 @@ struct Prefill {
 struct Sparse {
     id: String,
     h: u32,
-    /// Requests, and the query and kv tokens of each.
+    /// The number of requests, and the query and kv tokens of each.
     b: u32,
     s_q: u32,
     kv: u32,
-    /// The format of the cache, whose pages have 64 tokens.
+    /// The format of the cache. Its pages have 64 tokens.
     cache: String,
     topk: u32,
-    /// `topk` where absent.
+    /// The number of valid entries, `topk` if absent.
     valid: Option<u32>,
-    /// Random where absent.
+    /// The kind of the lists, random if absent.
     #[serde(default)]
     lists: ListKind,
 }
@@ -83,11 +83,11 @@ struct Sparse {
 struct Layer {
     id: String,
     h: u32,
-    /// The requests, as `mla spec` reads them.
+    /// The requests, in the form of `mla spec`.
     batch: String,
 }
 
-/// One attention to time, or one step of a layer.
+/// One attention or one step of a layer to time.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Case {
     pub id: String,
@@ -105,7 +105,7 @@ pub enum CaseKind {
     Layer,
 }
 
-/// A value of a closed set by its name, or a refusal of the field.
+/// Returns a value of a closed set by its name, or refuses the field.
 fn named<T: Copy>(
     field: &str,
     given: &str,
@@ -119,14 +119,14 @@ fn named<T: Copy>(
     })
 }
 
-/// A dtype by its name, bf16 if there is none.
+/// Returns a dtype by its name, or bf16 without a name.
 fn dtype_of(name: Option<&str>) -> Result<DType, String> {
     name.map_or(Ok(DType::BF16), |name| {
         named("dtype", name, DType::ALL, DType::name)
     })
 }
 
-/// Refuses a number that is not within a range.
+/// Refuses a number outside a range.
 fn check(field: &str, given: u32, max: u32) -> Result<(), String> {
     match (1..=max).contains(&given) {
         true => Ok(()),
@@ -134,17 +134,17 @@ fn check(field: &str, given: u32, max: u32) -> Result<(), String> {
     }
 }
 
-/// The accepted form of a file of cases.
+/// Description of an accepted file of cases.
 const FILE: &str = "a file of cases, as in lab/cases of the repository";
 
-/// The cases of a file whose ids begin as `only` says, or all.
+/// Reads the cases of a file. If `only` is not empty, their ids must begin with one of its entries.
 pub fn read(path: &Path, only: &[String]) -> Result<Vec<Case>, CliError> {
     let refused = |message| CliError::file("--cases", path, message);
     let text = read_text(path, FILE).map_err(refused)?;
     select(parse(&text).map_err(refused)?, only)
 }
 
-/// The cases whose ids begin as `only` says, or all.
+/// Selects cases. If `only` is not empty, their ids must begin with one of its entries.
 pub fn select(cases: Vec<Case>, only: &[String]) -> Result<Vec<Case>, CliError> {
     for prefix in only {
         if !cases.iter().any(|case| case.id.starts_with(prefix)) {
@@ -161,7 +161,7 @@ pub fn select(cases: Vec<Case>, only: &[String]) -> Result<Vec<Case>, CliError> 
     Ok(cases.into_iter().filter(wanted).collect())
 }
 
-/// The cases of a text, in the order of decodes, prefills and sparse decodes.
+/// Parses the cases of a text, in the order of decodes, prefills and sparse decodes.
 pub fn parse(text: &str) -> Result<Vec<Case>, String> {
     let file: File = serde_json::from_str(text)
         .map_err(|error| format!("given what is no such file ({error}), accepted {FILE}"))?;

@@ -1,4 +1,4 @@
-//! A machine's maximal throughput: as stated for known GPUs, or measured by `cargo lab ceilings`.
+//! A machine's maximum throughput, as stated for known GPUs or as measured by `cargo lab ceilings`.
 
 use std::fmt;
 use std::path::Path;
@@ -11,20 +11,20 @@ use crate::error::CliError;
 use crate::run::cost::Cost;
 use crate::table::number;
 
-/// The maximal arithmetic and traffic of a machine, and the source of the figures.
+/// The maximum arithmetic and traffic of a machine, and the source of the figures.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "the limits of a machine")]
 pub struct Ceilings {
     pub device: String,
-    /// The dtype of the products.
+    /// The dtype of the GEMMs.
     pub dtype: String,
     pub flop_per_second: f64,
     pub bytes_per_second: f64,
     pub source: String,
 }
 
-/// Known GPUs: a part of the name, FLOP/s of products in bf16 and f16, and bytes/s of streaming
-/// reads.
+/// Known GPUs: a part of the name, FLOP/s of GEMMs in bf16 and f16, bytes/s of streaming reads, and
+/// the source.
 const STATED: [(&str, f64, f64, &str); 1] = [(
     "H200",
     794e12,
@@ -33,7 +33,7 @@ const STATED: [(&str, f64, f64, &str); 1] = [(
 )];
 
 impl Ceilings {
-    /// The ceilings of a file, or those stated for a device.
+    /// Returns the ceilings in a file, or those stated for a device.
     pub fn find(file: Option<&Path>, device: &str) -> Result<Option<Self>, CliError> {
         let Some(path) = file else {
             let known = STATED.iter().find(|(name, ..)| device.contains(name));
@@ -67,13 +67,14 @@ impl Ceilings {
         Ok(Some(ceilings))
     }
 
-    /// True if products in this dtype are as fast: all dtypes of 16 bits have the same ceiling.
+    /// True if GEMMs in this dtype are equally fast. All 16-bit dtypes have the same ceiling.
     pub fn hold_for(&self, dtype: DType) -> bool {
         let wide = |name: &str| name == DType::F32.name();
         wide(&self.dtype) == wide(dtype.name())
     }
 
-    /// Seconds that something takes at least: of arithmetic and traffic, the slower one.
+    /// Returns the minimum of seconds for a cost: that of arithmetic or of traffic, whichever is
+    /// slower.
     pub fn seconds(&self, cost: Cost) -> f64 {
         (cost.flop / self.flop_per_second).max(cost.bytes / self.bytes_per_second)
     }
@@ -101,7 +102,7 @@ mod tests {
         let known = Ceilings::find(None, "GPU 0: NVIDIA H200, sm 9.0")
             .unwrap()
             .unwrap();
-        // The balance that kernels for it are designed by: about 190 FLOP per byte.
+        // Kernels for this GPU are designed for this balance, about 190 FLOP per byte.
         assert!((known.flop_per_second / known.bytes_per_second - 190.0).abs() < 5.0);
         assert!(known.hold_for(DType::F16) && !known.hold_for(DType::F32));
         let cost = Cost {

@@ -1,4 +1,5 @@
-//! `mla bench compare`: whether one result is faster than another, by rank and by size.
+//! `mla bench compare`: says which rows of a result are faster than those of another, by rank and
+//! by size.
 
 use std::path::{Path, PathBuf};
 
@@ -13,14 +14,14 @@ use crate::table::{counted, number, table};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The result to compare with, as --json wrote it.
+    /// The earlier result, as --json wrote it.
     before: PathBuf,
-    /// The result that may be better or worse.
+    /// The later result, which may be better or worse.
     after: PathBuf,
-    /// The chance, over all rows together, of calling a difference what is none.
+    /// The accepted chance, over all rows together, of reporting a difference where there is none.
     #[arg(long, value_name = "P", default_value_t = 0.01, value_parser = part)]
     significance: f64,
-    /// Minimal change of the median, relative to it, that matters.
+    /// Minimum change of the median that matters, relative to the median.
     #[arg(long, value_name = "PART", default_value_t = 0.02, value_parser = part)]
     min: f64,
     /// Format of the result.
@@ -28,7 +29,7 @@ pub(super) struct Args {
     format: Format,
 }
 
-/// A number from 0 to 1.
+/// Parses a number from 0 to 1.
 fn part(text: &str) -> Result<f64, String> {
     let number = text
         .parse()
@@ -40,7 +41,7 @@ fn part(text: &str) -> Result<f64, String> {
 #[derive(Serialize)]
 struct Comparison {
     rows: Vec<Compared>,
-    /// Rows of one result that the other lacks.
+    /// Rows of one result that are missing in the other.
     only_before: Vec<String>,
     only_after: Vec<String>,
     /// Differences between the two runs other than the times.
@@ -59,7 +60,7 @@ struct Compared {
     after_us: f64,
     /// Time before divided by time after.
     speedup: f64,
-    /// The chance that samples of one distribution lie as far apart.
+    /// The chance that samples of one distribution differ at least this much.
     p: f64,
     verdict: Verdict,
 }
@@ -69,9 +70,9 @@ struct Compared {
 enum Verdict {
     Faster,
     Slower,
-    /// The times cannot be told apart, or differ by less than matters.
+    /// The times do not differ significantly, or by less than what matters.
     Same,
-    /// One of the outputs is wrong, so that its time means nothing.
+    /// One of the outputs is wrong, so its time means nothing.
     Wrong,
 }
 
@@ -86,7 +87,7 @@ impl Verdict {
     }
 }
 
-/// The comparison, and whether nothing is slower or wrong.
+/// Returns the comparison, and true if nothing is slower or wrong.
 pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
     let (before, after) = (read(&args.before)?, read(&args.after)?);
     let comparison = compare(&before, &after, args.significance, args.min);
@@ -173,8 +174,8 @@ fn compare(before: &Report, after: &Report, significance: f64, min: f64) -> Comp
     }
 }
 
-/// Says which rows differ by at least `min`, as far as chance does not explain it: by Holm's
-/// step-down, since of many rows some would differ by chance.
+/// Marks rows that differ by at least `min` and significantly. Significance follows Holm's
+/// step-down method, since of many rows some would differ by chance.
 fn judge(rows: &mut [Compared], significance: f64, min: f64) {
     let mut order: Vec<usize> = (0..rows.len()).collect();
     order.sort_by(|a, b| rows[*a].p.total_cmp(&rows[*b].p));
@@ -194,7 +195,7 @@ fn judge(rows: &mut [Compared], significance: f64, min: f64) {
     }
 }
 
-/// Differences in the settings and the machine that may change the times.
+/// Returns differences in the settings and the machine that may change the times.
 fn differences(before: &Report, after: &Report) -> Vec<String> {
     let facts = |report: &Report| {
         let (machine, versions) = (&report.environment.machine, &report.environment.versions);
@@ -221,9 +222,10 @@ fn differences(before: &Report, after: &Report) -> Vec<String> {
         .collect()
 }
 
-/// Mann and Whitney's rank test, two-sided: the chance that two samples of one distribution have
-/// ranks as different as these, by the normal approximation with its corrections for ties and
-/// continuity.
+/// Computes the two-sided rank test of Mann and Whitney.
+///
+/// The result is the chance that the ranks of two samples of one distribution differ at least this
+/// much. It uses the normal approximation with corrections for ties and continuity.
 fn rank_test(a: &[f64], b: &[f64]) -> f64 {
     let mut all: Vec<(f64, bool)> = a.iter().map(|x| (*x, true)).collect();
     all.extend(b.iter().map(|x| (*x, false)));
@@ -301,13 +303,13 @@ mod tests {
 
     #[test]
     fn the_rank_test_is_that_of_the_tables() {
-        // U = 0 of 5 and 5: z = 12 / √(25·11/12), two-sided.
+        // U = 0 for 5 and 5 samples gives z = 12 / √(25·11/12), two-sided.
         let (low, high) = ([1.0, 2.0, 3.0, 4.0, 5.0], [6.0, 7.0, 8.0, 9.0, 10.0]);
         let p = rank_test(&low, &high);
         assert!((p - 0.012_186).abs() < 1e-5, "{p}");
         assert_eq!(rank_test(&high, &low), p);
         assert_eq!(rank_test(&low, &low), 1.0);
-        // Nothing but ties says nothing.
+        // If there are only ties, there is no evidence.
         assert_eq!(rank_test(&[1.0; 9], &[1.0; 9]), 1.0);
         let few = rank_test(&[1.0], &[2.0]);
         assert!(few > 0.3, "{few}");

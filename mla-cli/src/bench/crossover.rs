@@ -1,4 +1,4 @@
-//! The query length from which on expanding is faster than absorbing: measured, and as predicted.
+//! The query length from which on expanding is faster than absorbing, as measured and as predicted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use super::record::{Basis, Crossover, Row};
 use super::settings::Route;
 use super::work::{Layer, RowPlan, Work};
 
-/// The model of a machine, and its basis.
+/// The model of a machine, with the basis of its figures.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
     pub machine: Machine,
@@ -17,13 +17,13 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Multiply-adds alone, which are no prediction.
+    /// A model that counts only multiply-adds, which gives no prediction.
     pub(super) const NOTHING: Self = Self {
         machine: Machine::ARITHMETIC,
         basis: Basis::Nothing,
     };
 
-    /// The figures of a GPU, if it is one: as stated, or as measured.
+    /// Returns the figures of a GPU, as stated or as measured. Returns `None` for a CPU.
     pub(super) fn of(machine: Machine, ceilings: Option<&Ceilings>) -> Option<Self> {
         let count = machine.multiprocessors()?;
         let rates = ceilings.map(|it| Machine::gpu(count, it.flop_per_second, it.bytes_per_second));
@@ -34,14 +34,14 @@ impl Known {
     }
 }
 
-/// The time absorbed and the time expanded for each query length, as far as they were measured.
+/// The time absorbed and the time expanded for each query length, if they were measured.
 type Points<'a> = BTreeMap<u32, [Option<(f64, &'a Work)>; 2]>;
 
-/// The properties that the curves of one pair share: the number of requests, the kv length, and the
+/// The properties that both curves of a pair share: the number of requests, the kv length, and the
 /// other parameters that vary among the rows.
 type Pair = (usize, u32, String);
 
-/// Every pair of curves among the rows.
+/// Finds the crossover of every pair of curves among the rows.
 pub(super) fn find(
     plans: &[RowPlan],
     rows: &[Row],
@@ -53,7 +53,7 @@ pub(super) fn find(
         .collect()
 }
 
-/// The points of each pair of curves, in the order of their numbers.
+/// Returns the points of each pair of curves, in the order of the pairs' properties.
 fn pairs<'a>(plans: &'a [RowPlan], rows: &[Row]) -> BTreeMap<Pair, Points<'a>> {
     let value = |row: &Row, name: &String| row.parameters.get(name).cloned();
     let varying: BTreeSet<&String> = rows
@@ -89,8 +89,8 @@ fn pairs<'a>(plans: &'a [RowPlan], rows: &[Row]) -> BTreeMap<Pair, Points<'a>> {
     pairs
 }
 
-/// The measured and the predicted crossover of two curves. `None` if they share fewer than two
-/// query lengths.
+/// Returns the measured and the predicted crossover of two curves, or `None` if they share fewer
+/// than two query lengths.
 fn of_pair(
     (count, kv, others): Pair,
     points: Points<'_>,
@@ -106,7 +106,7 @@ fn of_pair(
     let Known { machine, basis } = known(layer);
     let problem = layer.config.problem;
     let predict = |machine: &Machine| {
-        // The longer the query, the shorter is the context.
+        // A longer query leaves a shorter context.
         let of_query = |q: f64| {
             let context_len = (f64::from(kv) - q).max(0.0) as u32;
             crossover(machine, &problem, false, Some(context_len))
@@ -128,9 +128,10 @@ fn of_pair(
     })
 }
 
-/// The query length at which absorbing becomes the slower path: between the last length at which it
-/// is not and the next. The curves are drawn as straight lines on logarithmic axes, and cross at
-/// that point.
+/// Returns the query length at which absorbing becomes the slower path.
+///
+/// It lies between the last measured length at which absorbing is not slower, and the next one. The
+/// curves are straight lines on logarithmic axes, and this is the point where they cross.
 fn meeting(points: &[(u32, f64, f64)]) -> Option<f64> {
     let ahead = |&(_, absorbed, expanded): &(u32, f64, f64)| (expanded / absorbed).ln();
     let pairs = points.windows(2).rev();
@@ -148,7 +149,7 @@ fn meeting(points: &[(u32, f64, f64)]) -> Option<f64> {
 mod tests {
     use super::*;
 
-    // The height of a curve as it is drawn: a straight line between logarithms.
+    // Returns the height of a drawn curve, which is a straight line between logarithms.
     fn drawn(from: (f64, f64), to: (f64, f64), at: f64) -> f64 {
         let part = (at / from.0).ln() / (to.0 / from.0).ln();
         from.1.ln() + part * (to.1 / from.1).ln()
@@ -168,11 +169,11 @@ mod tests {
     #[test]
     fn curves_meet_where_their_ratio_is_one() {
         let points = [(1, 1.0, 4.0), (2, 2.0, 4.0), (4, 8.0, 4.0), (8, 16.0, 5.0)];
-        // ln 2 on one side and ln ½ on the other: halfway from ln 2 to ln 4.
+        // The logarithm is ln 2 on one side and ln ½ on the other, so the crossing is halfway.
         assert_eq!(meeting(&points), Some(2.0 * 2f64.sqrt()));
         assert_eq!(meeting(&points[..2]), None);
         assert_eq!(meeting(&points[2..]), None);
-        // Noise at the beginning does not hide the last meeting.
+        // Noise at the beginning does not hide the last crossing.
         let noisy = [(1, 5.0, 4.0), (2, 3.0, 4.0), (4, 4.0, 4.0), (8, 16.0, 4.0)];
         assert_eq!(meeting(&noisy), Some(4.0));
     }

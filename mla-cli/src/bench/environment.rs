@@ -1,4 +1,4 @@
-//! The machine that a benchmark ran on, and the sources that it was built from.
+//! The machine that a benchmark ran on, and the sources that the program was built from.
 
 use std::fs;
 use std::time::SystemTime;
@@ -13,7 +13,7 @@ use crate::device::memory::{field, field_bytes};
 pub struct Environment {
     /// The arguments of the program.
     pub command: Vec<String>,
-    /// The time at which it began, in UTC.
+    /// The time at which the benchmark began, in UTC.
     pub time: String,
     pub versions: Versions,
     pub machine: Machine,
@@ -22,7 +22,7 @@ pub struct Environment {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Versions {
     pub mla: String,
-    /// The commit that was built, and whether files differed from it.
+    /// The commit of the build, and a note if files differed from it.
     pub git_commit: String,
     pub git_dirty: String,
     pub rustc: String,
@@ -75,8 +75,8 @@ impl Environment {
     }
 }
 
-/// A value that the build script found out. A crate's package has no repository, and a machine may
-/// have no git.
+/// Returns a value that the build script found out. The package of a crate has no repository, and a
+/// machine may not have git.
 fn or_unknown(value: Option<&str>) -> String {
     value.unwrap_or("unknown").to_owned()
 }

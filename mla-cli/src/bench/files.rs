@@ -7,14 +7,14 @@ use serde::Serialize;
 
 use crate::error::CliError;
 
-/// The progress of a run after which a file is written.
+/// The progress of a run at which a file is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Until {
     Row,
     End,
 }
 
-/// Refuses files that could not be written, and two paths that lead to the same file.
+/// Refuses files that cannot be written, and two paths that lead to the same file.
 pub fn check_files<const N: usize>(paths: [&Option<PathBuf>; N]) -> Result<(), CliError> {
     let paths: Vec<&PathBuf> = paths.into_iter().flatten().collect();
     for (index, path) in paths.iter().enumerate() {
@@ -34,7 +34,7 @@ pub fn check_files<const N: usize>(paths: [&Option<PathBuf>; N]) -> Result<(), C
     Ok(())
 }
 
-/// Begins and drops the file that [`replace`] writes first.
+/// Creates and removes the file that [`replace`] writes first.
 fn try_to_write(path: &Path) -> io::Result<()> {
     let place = place(path);
     if is_written_in_place(&place) {
@@ -54,18 +54,18 @@ fn unwritable(path: &Path, error: &io::Error) -> CliError {
     CliError::file("output", path, message)
 }
 
-/// The file that a link leads to: it is written, and the link stays one.
+/// Returns the file that a link leads to. This file is written, and the link stays a link.
 fn place(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// True if something is there that is not a file, such as a pipe: no file may take its place.
+/// True if the path exists but is not a file, such as a pipe. No file may replace it.
 fn is_written_in_place(place: &Path) -> bool {
     place.exists() && !place.is_file()
 }
 
-/// The temporary file that is renamed to `place` once it is complete. It keeps `path`'s extension,
-/// which names the format of a drawing.
+/// Returns the temporary file that is renamed to `place` once it is complete. It keeps the
+/// extension of `path`, which names the format of a drawing.
 fn part(path: &Path, place: &Path) -> PathBuf {
     let part = place.with_added_extension("part");
     match path.extension() {
@@ -74,9 +74,10 @@ fn part(path: &Path, place: &Path) -> PathBuf {
     }
 }
 
-/// Writes a file whole or not at all: if that is interrupted, the previous file is still there.
-/// `write` is given the path to write to. A path that is not a file, such as a pipe, is written to
-/// directly.
+/// Writes a file completely or not at all. If writing is interrupted, the previous file is kept.
+///
+/// `write` is called with the path to write to. A path that is not a file, such as a pipe, is
+/// written to directly.
 pub(crate) fn replace<E: From<io::Error>>(
     path: &Path,
     write: impl FnOnce(&Path) -> Result<(), E>,
@@ -90,13 +91,14 @@ pub(crate) fn replace<E: From<io::Error>>(
     Ok(fs::rename(part, place)?)
 }
 
-/// A result as JSON.
+/// Formats a result as JSON.
 pub fn json(result: &impl Serialize) -> String {
-    // Strings, numbers, lists and structs: nothing that JSON cannot hold.
+    // Strings, numbers, lists and structs can always be written as JSON.
     serde_json::to_string_pretty(result).expect("the result is JSON") + "\n"
 }
 
-/// Replaces a file by a text, whole or not at all. A pipe takes the text at the end alone.
+/// Replaces a file by a text, completely or not at all. A pipe gets the text only at the end of the
+/// run.
 pub fn save(path: &Path, until: Until, text: &str) -> Result<(), CliError> {
     if until == Until::Row && is_written_in_place(path) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Lists for sparse attention: which tokens of its request each query token attends to.
+//! Lists for sparse attention. They say which tokens of its request each query token attends to.
 
 use clap::ValueEnum;
 use fastrand::Rng;
@@ -9,16 +9,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ListKind {
-    /// Anywhere in the context, in any order.
+    /// Random positions in the context, in random order.
     #[default]
     Random,
-    /// The same in ascending order.
+    /// Random positions in ascending order.
     Sorted,
     /// Runs of 32 neighbouring tokens.
     Clustered,
     /// Whole pages of the cache.
     Pages,
-    /// Random order, but each query token's list has 15 of 16 entries of the one before it.
+    /// Random order, but 15 of 16 entries are those of the preceding query token's list.
     Shared,
 }
 
@@ -34,10 +34,10 @@ impl ListKind {
     }
 }
 
-/// Neighbours of a clustered list.
+/// Length of a run in a clustered list.
 const CLUSTER: u32 = 32;
 
-/// One in `CHANGED` entries changes from a query token to the next if lists are shared.
+/// In shared lists, one of `CHANGED` entries changes from a query token to the next.
 const CHANGED: usize = 16;
 
 /// The lists of a batch. Entries behind the valid ones are -1.
@@ -46,22 +46,22 @@ pub struct Lists {
     pub kind: ListKind,
     /// Entries of a list.
     pub topk: u32,
-    /// The number of entries that name a token, if the query token sees that many.
+    /// The number of entries that name a token, if the query token sees at least this number.
     pub valid: u32,
 }
 
 impl Lists {
-    /// The positions in its request that each query token attends to.
+    /// Returns the positions in its request that each query token attends to.
     pub fn positions(&self, requests: &[Request], page_size: u32, seed: u64) -> Vec<Vec<u32>> {
         let mut rng = Rng::with_seed(seed ^ 0x0001_1575);
         let of_request = |request: &Request| self.of_request(*request, page_size, &mut rng);
         requests.iter().flat_map(of_request).collect()
     }
 
-    /// The lists of one request: one for each of its query tokens.
+    /// Returns the lists of one request, one for each of its query tokens.
     fn of_request(&self, request: Request, page_size: u32, rng: &mut Rng) -> Vec<Vec<u32>> {
         let context = request.kv - request.q;
-        // All that a query token sees, in an order that starts with its list.
+        // All tokens that a query token sees. The order begins with its list.
         let mut order: Vec<u32> = (0..context).collect();
         let mut lists = Vec::with_capacity(request.q as usize);
         for own in context..request.kv {
@@ -95,7 +95,8 @@ impl Lists {
     }
 }
 
-/// `count` of `seen` tokens, as aligned runs of `length` in any order; the last run may be cut off.
+/// Returns `count` of `seen` tokens, as aligned runs of `length` in random order. The last run may
+/// be cut off.
 fn runs(seen: u32, count: usize, length: u32, rng: &mut Rng) -> Vec<u32> {
     let mut starts: Vec<u32> = (0..seen).step_by(length as usize).collect();
     let mut list = Vec::with_capacity(count + length as usize);
@@ -111,7 +112,7 @@ fn runs(seen: u32, count: usize, length: u32, rng: &mut Rng) -> Vec<u32> {
     list
 }
 
-/// The number of cache rows that occur in the lists of a batch, each counted once.
+/// Returns the number of different cache rows in the lists of a batch.
 pub(super) fn distinct_rows(requests: &[Request], positions: &[Vec<u32>]) -> usize {
     let mut rest = positions;
     let rows_of = |request: &Request| {
@@ -143,7 +144,7 @@ mod tests {
         Request::new(20, 1000),
     ];
 
-    /// The lists of a kind, after checking what all kinds have in common.
+    /// Makes the lists of a kind, and checks the properties that all kinds share.
     fn lists(kind: ListKind, valid: u32) -> Vec<Vec<u32>> {
         let lists = Lists {
             kind,
@@ -185,7 +186,7 @@ mod tests {
             for list in lists(kind, 256).iter().filter(|list| list.len() == 256) {
                 let in_run = |pair: &&[u32]| pair[1] == pair[0] + 1;
                 let neighbours = list.windows(2).filter(in_run).count();
-                // The run of the newest tokens may be short.
+                // The run with the newest tokens may be short.
                 assert!(
                     neighbours >= 256 - 256 / length - 2,
                     "{kind:?} {neighbours}"

@@ -1,7 +1,7 @@
-//! `mla bench`: times attention, checks what it times, and says how far the limit is.
+//! `mla bench`: times attention, checks the results, and says how far they are from the limit.
 //!
-//! `settings` reads what is wanted, `plan` turns it into rows and finds every reason why one cannot
-//! run, `measure` runs one, `record` is what came out, and `report` tells of it.
+//! `settings` reads the settings. `plan` turns them into rows and finds every reason why a row
+//! cannot run. `measure` measures a row. `record` defines the result, and `report` formats it.
 
 mod attention;
 pub mod cases;
@@ -46,13 +46,13 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Say whether one result is faster than another, and how sure that is.
+    /// Compare two results, and say which rows are significantly faster or slower.
     Compare(compare::Args),
     #[command(aliases = ["indexer", "ceilings"], hide = true, disable_help_flag = true)]
     Peers(Moved),
 }
 
-/// Whatever follows a subcommand that is not here any more.
+/// Arguments of a subcommand that has moved to another program.
 #[derive(clap::Args)]
 struct Moved {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -61,7 +61,8 @@ struct Moved {
 
 #[derive(clap::Args)]
 struct BenchArgs {
-    /// A sweep file: these arguments in YAML. An argument takes the place of the file's key.
+    /// A sweep file: these arguments in YAML. An argument replaces the file's value for the same
+    /// key.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
@@ -72,19 +73,21 @@ struct BenchArgs {
     output: OutputArgs,
 }
 
-/// Cases by a protocol, instead of batches.
+/// Cases from a file, instead of batches.
 #[derive(clap::Args)]
 struct CaseArgs {
-    /// Cases in JSON, as in lab/cases of the repository: R1's dimensions in bf16, pages of 64.
-    /// Their protocol is text for people: samples, graphs and caches are as these arguments say.
+    /// Cases in JSON, as in lab/cases of the repository, with R1's dimensions in bf16 and pages of
+    /// 64. The protocol in the file is text for people: samples, graphs and caches follow these
+    /// arguments.
     #[arg(long, value_name = "FILE")]
     cases: Option<PathBuf>,
-    /// Only the cases whose ids begin so.
+    /// Run only the cases whose ids begin with this text.
     #[arg(long, value_name = "PREFIX", value_delimiter = ',', requires = "cases")]
     only: Vec<String>,
 }
 
-/// The output, and whether all is well: every row agrees with the reference, or nothing is slower.
+/// Returns the output, and true if every row agrees with the reference, or if nothing is slower in
+/// a comparison.
 pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     match &args.command {
         Some(Command::Compare(args)) => compare::output(args),
@@ -119,7 +122,7 @@ fn run(args: &BenchArgs) -> Result<Report, CliError> {
     run_on_device(&settings, cases, ceilings, &mut saved, &Progress::rows())
 }
 
-/// Files are written anew after each row, so that an interrupted run has them up to there.
+/// Writes the files again after each row, so that an interrupted run has all rows up to there.
 struct Saved<'a>(&'a OutputArgs);
 
 impl Watcher for Saved<'_> {

@@ -9,23 +9,23 @@ use crate::error::CliError;
 
 #[derive(clap::Args, Clone, Default)]
 pub struct OutputArgs {
-    /// File of the machine's ceilings, as `cargo lab ceilings` wrote it [default: the known ones].
+    /// File with the machine's ceilings, as `cargo lab ceilings` wrote it [default: the known
+    /// ones].
     #[arg(long, value_name = "FILE")]
     pub ceilings: Option<PathBuf>,
-    /// File for all results, samples included. It is written anew after each row.
+    /// File for all results, including samples. It is written again after each row.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// File for a line per row, which is added as soon as the row is measured.
+    /// File with a line per row. The line is added as soon as the row is measured.
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
-    /// File for the drawings: roofline, time by the parameter that varies, crossover, whichever
-    /// apply.
+    /// File for the drawings that apply: roofline, time by the varying parameter, and crossover.
     #[arg(long, value_name = "FILE.svg|FILE.png")]
     pub plot: Option<PathBuf>,
 }
 
 impl OutputArgs {
-    /// Refuses what could not be written, before anything is measured.
+    /// Refuses files that cannot be written, before anything is measured.
     pub fn check(&self) -> Result<(), CliError> {
         if let Some(path) = &self.plot {
             plot::check(path)?;
@@ -42,7 +42,7 @@ impl OutputArgs {
         }
     }
 
-    /// Writes the files that hold a row each.
+    /// Writes the files that contain rows.
     pub fn write_rows(&self, report: &Report, until: Until) -> Result<(), CliError> {
         if let Some(path) = &self.json {
             save(path, until, &json(report))?;
@@ -54,7 +54,7 @@ impl OutputArgs {
     }
 }
 
-/// The columns of a CSV file before the parameters', and their values for a row.
+/// Returns the columns of a CSV file before those of the parameters, with their values for a row.
 fn cells(row: &Row) -> [(&'static str, String); 23] {
     fn optional(value: Option<impl ToString>) -> String {
         value.map(|value| value.to_string()).unwrap_or_default()
@@ -90,7 +90,7 @@ fn cells(row: &Row) -> [(&'static str, String); 23] {
     ]
 }
 
-/// A line per row, without the samples.
+/// Formats a line per row, without the samples.
 fn csv(rows: &[Row]) -> Result<String, CliError> {
     let mut names: Vec<&String> = rows.iter().flat_map(|row| row.parameters.keys()).collect();
     names.sort_unstable();

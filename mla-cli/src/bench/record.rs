@@ -1,5 +1,5 @@
-//! The result of a benchmark, as its JSON has it: rows, each one contender on one case, and what
-//! was found out beside them.
+//! The result of a benchmark in the form of its JSON: rows, each for one contender on one case, and
+//! further findings.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::run::cost::Cost;
 use crate::run::deviation::Errors;
 use crate::table::number;
 
-/// The form of the JSON, which changes when a field changes its meaning.
+/// The version of the JSON, raised when a field changes its meaning.
 pub(crate) const SCHEMA: u32 = 1;
 
 /// The whole result.
@@ -23,19 +23,19 @@ pub struct Report {
     pub schema: u32,
     pub device: String,
     pub environment: Environment,
-    /// Every setting that was given, by arguments or file.
+    /// All settings that were given, by arguments or file.
     pub settings: serde_json::Value,
     pub protocol: Protocol,
     pub ceilings: Option<Ceilings>,
     pub rows: Vec<Row>,
-    /// The number of rows that are not measured because the run did not come to its end.
+    /// The number of rows that were not measured because the run was interrupted.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub missing: usize,
     #[serde(default)]
     pub crossovers: Vec<Crossover>,
 }
 
-// The form that serde calls it in.
+// serde calls the function with a reference.
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn is_zero(count: &usize) -> bool {
     *count == 0
@@ -46,7 +46,7 @@ impl Report {
         self.rows.iter().all(|row| row.errors.pass)
     }
 
-    /// The code that was loaded for the kernels of all rows.
+    /// Returns the code that was loaded for the kernels of all rows.
     pub fn loaded(&self) -> impl Iterator<Item = &Loaded> {
         self.rows.iter().flat_map(|row| &row.loaded)
     }
@@ -71,37 +71,37 @@ pub struct Row {
     pub max_kv_len: u32,
     /// The median, in microseconds and per layer, with everything that a step has to enqueue.
     pub e2e_us: f64,
-    /// The same if the schedule exists already.
+    /// The median if the schedule exists already.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub planned_us: Option<f64>,
-    /// All figures of `e2e_us`.
+    /// The statistics of `e2e_us`.
     pub us: Summary,
     pub tokens_per_second: f64,
     pub tflops: f64,
     pub gbps: f64,
-    /// The time at the ceilings, relative to the median; absent without ceilings.
+    /// The time at the ceilings, relative to the median. Absent without ceilings.
     pub of_limit: Option<f64>,
     pub peak_bytes: Option<u64>,
     pub errors: Errors,
     pub conditions: Conditions,
-    /// The code that the driver loaded for the kernels, if they were replayed.
+    /// The code that the driver loaded for the kernels, if they were replayed as a graph.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub loaded: Vec<Loaded>,
     pub cost: Cost,
     pub samples_us: Vec<f64>,
 }
 
-/// One pair of curves: the same requests but for their query length.
+/// One pair of curves, whose requests differ only in their query length.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Crossover {
-    /// The description of all that the rows have in common.
+    /// The description of everything that the rows have in common.
     pub series: String,
     /// Query length, microseconds absorbed, microseconds expanded.
     pub points: Vec<(u32, f64, f64)>,
-    /// The query length at which the curves meet as they are drawn.
+    /// The query length at which the drawn curves cross.
     pub measured: Option<f64>,
     /// The query length that the model of the machine predicts. Absent if absorbing always wins, or
-    /// if nothing is known of the machine.
+    /// if the machine is not known.
     pub predicted: Option<f64>,
     /// The basis of `predicted`.
     #[serde(default)]
@@ -119,7 +119,7 @@ pub enum Basis {
     Figures,
     /// A run of both forms on this machine, of `seconds` seconds.
     Run { seconds: f64 },
-    /// Nothing: there is no prediction.
+    /// Nothing, so there is no prediction.
     Nothing,
 }
 

@@ -1,4 +1,4 @@
-//! The result of a benchmark, for people.
+//! The result of a benchmark as text for people.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use super::record::{Report, Row};
 use crate::device::stopwatch::Conditions;
 use crate::table::{amount, counted, number, size, table};
 
-/// Outliers that are told one by one.
+/// Maximum number of outliers that are listed one by one.
 const MAX_NOTES: usize = 5;
 
 impl Report {
@@ -62,7 +62,7 @@ impl Report {
             "case", "backend", "µs", "mean", "spread", "min", "max", "tokens/s", "TFLOP/s", "GB/s",
             "limit", "memory", "error",
         ]);
-        // The table is as wide as it has to be; the JSON serves for less.
+        // The table has the width that it needs. The JSON has the same figures without a table.
         table.set_content_arrangement(ContentArrangement::Disabled);
         let mut last = None;
         for row in &self.rows {
@@ -104,7 +104,7 @@ impl Report {
         table
     }
 
-    /// Warnings to read before trusting a row.
+    /// Returns warnings to read before trusting a row.
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let named = |row: &Row| format!("{} by {}", row.id, row.contender);
@@ -174,7 +174,7 @@ fn is_best(rows: &[Row], row: &Row) -> bool {
         && rivals().all(|other| !other.errors.pass || other.us.median >= row.us.median)
 }
 
-/// Cases against contenders, where there are several of both.
+/// Makes a table of cases against contenders, if there are several of both.
 pub(crate) fn comparison(rows: &[Row]) -> Option<Table> {
     let mut contenders: Vec<&str> = Vec::new();
     let mut cases: Vec<&str> = Vec::new();

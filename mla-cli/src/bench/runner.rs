@@ -1,4 +1,4 @@
-//! A benchmark: every row measured on a device, one after another.
+//! A benchmark, which measures one row after another on a device.
 
 use std::path::Path;
 
@@ -33,18 +33,18 @@ pub trait Watcher {
         Ok(())
     }
 
-    /// Called after each row, with all rows so far.
+    /// Called after each row, with all rows measured so far.
     fn after_row(&mut self, _: &Report) -> Result<(), CliError> {
         Ok(())
     }
 }
 
-/// Nothing goes on.
+/// A watcher that does nothing.
 pub(crate) struct Unwatched;
 
 impl Watcher for Unwatched {}
 
-/// Runs the cases, or the settings' batches where there are none, and tells which is being run.
+/// Runs the cases, or the settings' batches without cases, and shows which one is being run.
 pub fn run_on_device<'a>(
     settings: &'a Settings,
     cases: Option<Vec<Case>>,
@@ -61,7 +61,7 @@ pub fn run_on_device<'a>(
     })
 }
 
-/// The rows to time, on whichever device.
+/// The rows to time on any device.
 struct Bench<'a> {
     settings: &'a Settings,
     cases: Option<Vec<Case>>,
@@ -112,7 +112,7 @@ impl Job for Bench<'_> {
                 rounds: self.watcher.rounds(),
                 after_round: &mut |samples| {
                     self.watcher.after_round(&row.case, samples)?;
-                    // Again, where that was others' turn.
+                    // The bar is drawn again, in case another one was drawn meanwhile.
                     self.progress.resume(&message);
                     Ok(())
                 },
@@ -132,7 +132,7 @@ impl Job for Bench<'_> {
     }
 }
 
-/// Predicts a crossover on a device about which nothing is known.
+/// Predicts a crossover by a short run, on a device with unknown figures.
 fn known_by_timing<D: Stopwatch>(
     context: &BenchContext<'_, D>,
     flush: &mut D::Buffer,
@@ -146,7 +146,7 @@ fn known_by_timing<D: Stopwatch>(
     })
 }
 
-/// The protocol by which samples are taken.
+/// Returns the protocol by which samples are taken.
 fn protocol<D: Stopwatch>(settings: &Settings) -> Result<Protocol, CliError> {
     let on_gpu = D::PLATFORM == Platform::Cuda;
     let graphs = settings

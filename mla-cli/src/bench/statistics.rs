@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Samples this many median absolute deviations away from the median are called outliers. For
-/// normal samples that is five standard deviations.
+/// Distance from the median, in median absolute deviations, from which on samples are outliers. For
+/// normally distributed samples that is five standard deviations.
 const OUTLIER: f64 = 7.4;
 
-/// Samples in one number each.
+/// Statistics of samples.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Summary {
     pub median: f64,
@@ -19,14 +19,15 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Summarises one sample or more.
+    /// Summarises samples, of which there must be at least one.
     pub fn of(samples: &[f64]) -> Self {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
         let median = quantile(&sorted, 0.5);
         let mut deviations: Vec<f64> = sorted.iter().map(|x| (x - median).abs()).collect();
         deviations.sort_by(f64::total_cmp);
-        // Clocks tick: below a thousandth of the median, nothing is far away.
+        // Clocks have a limited resolution, so differences below a thousandth of the median do not
+        // count.
         let scale = quantile(&deviations, 0.5).max(1e-3 * median);
         let outlying = |x: &&f64| (**x - median).abs() > OUTLIER * scale;
         Self {
@@ -40,7 +41,8 @@ impl Summary {
     }
 }
 
-/// The value below which a part of the sorted samples lies, between neighbours in proportion.
+/// Returns the value below which a part of the sorted samples lies, interpolated between
+/// neighbours.
 fn quantile(sorted: &[f64], part: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else {
         return f64::NAN;

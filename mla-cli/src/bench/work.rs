@@ -18,7 +18,7 @@ use crate::run::workload::Workload;
 pub struct RowPlan {
     /// The description of the case. Rows of the same case compete with each other.
     pub case: String,
-    /// The name of the contender: its backends, and the path if it is chosen.
+    /// The name of the contender: its backends, and the path if the settings choose it.
     pub contender: String,
     /// The batch in words.
     pub label: String,
@@ -56,7 +56,7 @@ impl Work {
         }
     }
 
-    /// The cost of one layer.
+    /// Returns the cost of one layer.
     pub fn cost(&self) -> mla_runtime::Result<Cost> {
         match self {
             Self::Attention(attention) => Ok(attention.cost()),
@@ -82,14 +82,14 @@ pub struct Attention {
     pub backend: &'static str,
     pub kind: Kind,
     pub config: LayerConfig,
-    /// The requests. For expanded attention that is not causal, `kv` is the number of keys alone.
+    /// The requests. For expanded attention that is not causal, `kv` counts only the keys.
     pub requests: Vec<Request>,
     /// The standard deviation of queries, keys and values.
     pub deviation: f32,
-    /// The number of layers that run one after another, each with a cache, or keys and values, of
-    /// its own.
+    /// The number of layers that run one after another. Each has its own cache, or its own keys and
+    /// values.
     pub layers: usize,
-    /// Parts into which a decode backend is told to divide rows.
+    /// The number of parts into which a decode backend has to divide rows.
     pub num_splits: Option<u32>,
     pub seed: u64,
     /// The lists of a sparse attention: the tokens that each query token attends to.
@@ -99,9 +99,9 @@ pub struct Attention {
 /// The form of an attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Absorbed, to the cache.
+    /// Absorbed attention to the cache.
     Decode,
-    /// Expanded; causal for new tokens, not for a chunk of context.
+    /// Expanded attention. It is causal for new tokens, but not for a chunk of context.
     Prefill { causal: bool },
 }
 
@@ -110,7 +110,7 @@ impl Attention {
         self.requests.iter().map(|r| r.q as usize).sum()
     }
 
-    /// The cost of one layer.
+    /// Returns the cost of one layer.
     pub fn cost(&self) -> Cost {
         let problem = &self.config.problem;
         if let Some(lists) = self.lists {
@@ -125,8 +125,8 @@ impl Attention {
         }
     }
 
-    /// The positions in its request that each query token's list names; none where attention is
-    /// dense.
+    /// Returns the positions in its request that each query token's list names. Without lists,
+    /// there are none.
     pub fn positions(&self) -> Vec<Vec<u32>> {
         let page_size = self.config.problem.page_size;
         let lists = self.lists;
@@ -139,7 +139,7 @@ impl Attention {
         self.requests.iter().map(of).max().unwrap_or(0) as usize
     }
 
-    /// Offsets of the requests' first tokens, and the end of the last.
+    /// Returns the offsets of the requests' first tokens, and the end of the last request.
     pub fn starts(&self, of: fn(&Request) -> u32) -> Vec<i32> {
         let mut starts = vec![0];
         for request in &self.requests {
@@ -169,8 +169,8 @@ impl Attention {
             })
     }
 
-    /// The bytes that the inputs and outputs take on the device. In floating point, which nothing
-    /// overflows.
+    /// Returns the bytes of the inputs and outputs on the device, as floating point, which does not
+    /// overflow.
     pub fn bytes(&self) -> f64 {
         let problem = &self.config.problem;
         let dims = problem.dims;
@@ -204,7 +204,7 @@ impl Attention {
         }
     }
 
-    /// The decode backend, told how to divide rows.
+    /// Makes the decode backend with the number of splits.
     pub fn decode_backend<D: Device>(
         &self,
         registry: &Registry,
@@ -251,7 +251,7 @@ impl Layer {
         })
     }
 
-    /// The cost of one layer, regardless of chunks.
+    /// Returns the cost of one layer, without regard to chunks.
     pub fn cost(&self) -> mla_runtime::Result<Cost> {
         let page = self.config.problem.page_size;
         let workload = Workload::new(&self.spec, self.threshold, page, self.seed)?;
@@ -266,7 +266,7 @@ impl Layer {
         })
     }
 
-    /// The decode backend, told how to divide rows.
+    /// Makes the decode backend with the number of splits.
     pub fn decode_backend<D: Device>(
         &self,
         registry: &Registry,
@@ -276,7 +276,7 @@ impl Layer {
     }
 }
 
-/// A decode backend, told how to divide rows.
+/// Makes a decode backend with the number of splits.
 fn decode_backend<D: Device>(
     registry: &Registry,
     device: &D,

@@ -1,5 +1,5 @@
-//! Numbers that go to a device, and the rows of a cache that come back; and the memory that the
-//! system tells of.
+//! Numbers in a device's memory, the rows of a cache that are read back, and memory figures of the
+//! system.
 
 use bytemuck::NoUninit;
 use mla_conformance::reference::decode_row;
@@ -9,7 +9,7 @@ use mla_runtime::spec::Problem;
 use mla_runtime::tensor::{CacheLayout, CacheMut, CacheRef, CacheStrides};
 use rayon::prelude::*;
 
-/// Numbers in new memory of a device, as they lie in the host's.
+/// Copies numbers to new memory of a device, in the same order.
 pub fn upload<D: Device, T: NoUninit>(device: &D, numbers: &[T]) -> Result<D::Buffer> {
     let bytes = bytemuck::cast_slice(numbers);
     let mut buffer = device.allocate(bytes.len())?;
@@ -17,8 +17,8 @@ pub fn upload<D: Device, T: NoUninit>(device: &D, numbers: &[T]) -> Result<D::Bu
     Ok(buffer)
 }
 
-/// A cache in one buffer: its rows or, if the problem has it in two tensors, all latents and behind
-/// them all rotary keys.
+/// A cache in one buffer. It holds rows or, if the problem has a cache of two tensors, all latents
+/// followed by all rotary keys.
 pub struct CacheBuffer<D: Device> {
     bytes: D::Buffer,
     pub layout: CacheLayout,
@@ -28,7 +28,7 @@ pub struct CacheBuffer<D: Device> {
 const ALIGNMENT: usize = 256;
 
 impl<D: Device> CacheBuffer<D> {
-    /// A cache without gaps, whose largest value is `max`.
+    /// Makes a cache without gaps. The largest value that it stores is `max`.
     pub fn new(device: &D, problem: &Problem, pages: usize, max: f32) -> Result<Self> {
         let of_pages = match problem.has_split_cache() {
             true => CacheLayout::split,
@@ -36,7 +36,7 @@ impl<D: Device> CacheBuffer<D> {
         };
         let page_size = problem.page_size as usize;
         let layout = of_pages(problem.dims, problem.kv_format, pages, page_size)
-            // The largest value that is stored becomes the largest of e4m3.
+            // The scale maps the largest stored value to the largest of e4m3.
             .with_scale(match problem.kv_format.has_tensor_scale() {
                 true => max / 448.0,
                 false => 1.0,
@@ -68,8 +68,8 @@ impl<D: Device> CacheBuffer<D> {
         CacheMut::split(latent, rope, layout)
     }
 
-    /// The first `count` rows of `pages`, which follow each other in this order: latents, then
-    /// rotary parts, dequantised.
+    /// Returns the first `count` rows of `pages`, in this order, dequantised. A row is a latent
+    /// followed by its rotary part.
     pub fn rows(&self, device: &D, pages: &[usize], count: usize) -> Result<Vec<Vec<f64>>> {
         let layout = &self.layout;
         let (latent, rope) = (layout.dims.latent as usize, layout.dims.head.rope as usize);
@@ -82,7 +82,7 @@ impl<D: Device> CacheBuffer<D> {
             }
             Result::<_>::Ok(bytes)
         };
-        // Rows have no gaps, so a row's place is its position.
+        // Rows have no gaps, so a row's index is its position.
         let rows = read(0, layout.strides())?;
         let ropes = match layout.split_rope {
             Some(rope) => Some((read(rope_start(layout), rope)?, rope.row_stride)),
@@ -99,12 +99,12 @@ impl<D: Device> CacheBuffer<D> {
     }
 }
 
-/// The first byte of rotary keys in a tensor of their own.
+/// Returns the first byte of rotary keys in a separate tensor.
 fn rope_start(layout: &CacheLayout) -> usize {
     (layout.pages * layout.page_stride).next_multiple_of(ALIGNMENT)
 }
 
-/// The first value of a field in a file of `name: value` lines.
+/// Returns the first value of a field in a file of `name: value` lines.
 pub(crate) fn field(path: &str, name: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let mut fields = text.lines().filter_map(|line| line.split_once(':'));
@@ -112,7 +112,7 @@ pub(crate) fn field(path: &str, name: &str) -> Option<String> {
     Some(value.trim().to_owned())
 }
 
-/// The bytes of such a field, whose value is in KiB.
+/// Returns the bytes of such a field, whose value is in KiB.
 pub(crate) fn field_bytes(path: &str, name: &str) -> Option<u64> {
     let text = field(path, name)?;
     let kib: u64 = text.strip_suffix("kB")?.trim().parse().ok()?;

@@ -25,11 +25,11 @@ use crate::device::progress::Progress;
 use crate::error::CliError;
 use crate::table::size;
 
-/// A device by name.
+/// The name of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceName {
-    /// This machine's processor.
+    /// This machine's CPU.
     Cpu,
     /// This machine's first GPU.
     Cuda,
@@ -45,19 +45,19 @@ impl<'de> Deserialize<'de> for DeviceName {
 
 /// Work that runs on any device.
 pub trait Job {
-    /// The result.
+    /// The result of the job.
     type Output;
 
-    /// Does it on `device`, which `about` describes.
+    /// Runs the job on `device`, which `about` describes.
     fn run<D: Stopwatch>(self, device: &D, about: &About) -> Result<Self::Output, CliError>;
 }
 
 /// Work that runs on a device that can select slots.
 pub trait IndexedJob {
-    /// The result.
+    /// The result of the job.
     type Output;
 
-    /// Does it on `device`, which `about` describes.
+    /// Runs the job on `device`, which `about` describes.
     fn run<D: IndexDevice + Stopwatch>(
         self,
         device: &D,
@@ -65,17 +65,17 @@ pub trait IndexedJob {
     ) -> Result<Self::Output, CliError>;
 }
 
-/// The description of a device, beyond its capabilities.
+/// The description of a device, in addition to its capabilities.
 pub struct About {
     /// The device in words, for a report.
     pub description: String,
-    /// The bytes of memory that tensors on it can take; `None` if it is not known.
+    /// The bytes of memory for tensors on the device, or `None` if this is not known.
     pub memory: Option<u64>,
 }
 
 impl About {
-    /// Refuses a run that takes more memory than the device has, before any of it is allocated: a
-    /// machine may promise memory that it does not have, as long as it is not used.
+    /// Refuses a run that takes more memory than the device has, before any of it is allocated. A
+    /// machine may grant more memory than it has, as long as the memory is not used.
     pub fn check_memory(
         &self,
         argument: &'static str,
@@ -85,7 +85,7 @@ impl About {
         match self.memory {
             Some(available) if bytes > available as f64 => Err(CliError::Argument {
                 argument,
-                // A size above the maximum of 64 bits is shown as that maximum.
+                // A size above the 64-bit maximum is shown as that maximum.
                 given: format!(
                     "{given}, which takes {} of memory at least",
                     size(bytes as u64)
@@ -121,7 +121,7 @@ impl DeviceName {
         }
     }
 
-    /// The same for a job that selects slots.
+    /// Opens the device and runs a job that selects slots on it.
     pub fn run_indexed<J: IndexedJob>(self, job: J) -> Result<J::Output, CliError> {
         match self {
             Self::Cpu => {
@@ -156,7 +156,7 @@ fn cpu() -> (Cpu, About) {
     let device = Cpu::new();
     let about = About {
         description: format!("cpu ({} threads)", device.threads()),
-        // The memory that can be used without swapping, if the system tells it.
+        // This memory can be used without swapping, if the system reports it.
         memory: field_bytes("/proc/meminfo", "MemAvailable"),
     };
     (device, about)
@@ -170,7 +170,7 @@ fn run_on_gpu<J: Job>(job: J) -> Result<J::Output, CliError> {
 
 #[cfg(feature = "gpu")]
 fn cuda() -> Result<(mla_kernels::Cuda, About), CliError> {
-    // A driver may take seconds for its first context.
+    // A driver may need seconds for its first context.
     let progress = Progress::spinner();
     progress.step("opening the GPU");
     let gpu = mla_kernels::present_gpu().map_err(refused)?;

@@ -1,4 +1,4 @@
-//! The progress of a run, for someone who waits at a terminal or reads a log.
+//! The progress of a run, shown to someone who waits at a terminal or reads a log.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -7,27 +7,27 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// The time for which a run is silent before it shows that it is at work.
+/// The time after which a run first shows that it is working.
 const FIRST_LOG_AFTER: Duration = Duration::from_millis(700);
 /// The interval between lines of a log.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Tells on standard error what is being done: on a terminal by a bar that leaves no trace, into a
-/// pipe or a file by lines.
+/// Shows on standard error what is being done. A terminal gets a bar that is removed at the end; a
+/// pipe or a file gets lines.
 #[derive(Clone)]
 pub struct Progress {
     bar: ProgressBar,
     output: ProgressOutput,
 }
 
-/// The receiver of the progress.
+/// The output of the progress.
 #[derive(Clone)]
 enum ProgressOutput {
     None,
     /// The bar is drawn from the first step after this moment on.
     Terminal(Instant),
-    /// Steps, the newest of which is written when it is time, and `None` for a line that was
-    /// written.
+    /// A channel for steps, and for `None` if another line was written. The newest step is written
+    /// when it is time.
     Log(Sender<Option<String>>),
 }
 
@@ -43,7 +43,7 @@ impl ProgressOutput {
 }
 
 impl Progress {
-    /// A spinner, for runs that may take long.
+    /// Makes a spinner, for runs that may take long.
     pub fn spinner() -> Self {
         Self::new(
             "{spinner} {elapsed} {msg}",
@@ -51,13 +51,13 @@ impl Progress {
         )
     }
 
-    /// Rows done and the time left.
+    /// Makes a bar with the number of finished rows and the time left.
     pub fn rows() -> Self {
         let template = "{bar:24} {pos}/{len} rows, {eta} left, {msg}";
         Self::new(template, ProgressOutput::find(Duration::ZERO))
     }
 
-    /// One that never shows, for those who show their own.
+    /// Makes a progress that never shows, for programs with their own.
     pub fn hidden() -> Self {
         Self::new("{msg}", ProgressOutput::None)
     }
@@ -70,8 +70,8 @@ impl Progress {
         Self { bar, output }
     }
 
-    /// Tells the present step. A log has such a line after `FIRST_LOG_AFTER` if it has none
-    /// before, and then one after `LOG_INTERVAL` without another line.
+    /// Shows the present step. A log gets such a line after `FIRST_LOG_AFTER` if it has none yet,
+    /// and then one whenever `LOG_INTERVAL` has passed since the last line.
     pub fn step(&self, what: impl Into<String>) {
         let what = what.into();
         match &self.output {
@@ -80,7 +80,7 @@ impl Progress {
         }
     }
 
-    /// Tells the start of a part that is worth a line of a log, however soon after another line.
+    /// Shows the start of a part. A log always gets a line for it, even soon after another line.
     pub fn begin(&self, what: &str) {
         match &self.output {
             ProgressOutput::Log(lines) => tell_at_once(what, lines),
@@ -88,7 +88,7 @@ impl Progress {
         }
     }
 
-    /// Row `number` of all, which is this one.
+    /// Begins row `number` of `rows`.
     pub fn begin_row(&self, number: usize, rows: usize, what: &str) {
         self.bar.set_length(rows as u64);
         self.bar.set_position(number as u64 - 1);
@@ -100,7 +100,7 @@ impl Progress {
         }
     }
 
-    /// Draws what was begun before, where others had their turn meanwhile.
+    /// Draws the present step again after other output.
     pub fn resume(&self, what: &str) {
         self.draw(what.to_owned());
     }
@@ -115,36 +115,36 @@ impl Progress {
         }
     }
 
-    /// A line that stays, above what is drawn.
+    /// Writes a permanent line above the bar.
     pub fn line(&self, text: &str) {
         self.bar.suspend(|| tell(text));
     }
 
-    /// The present step.
+    /// Returns the present step.
     #[must_use]
     pub fn message(&self) -> String {
         self.bar.message()
     }
 
-    /// Leaves no trace on a terminal.
+    /// Removes the bar from a terminal.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }
 
-/// Writes a line of a log that does not wait for its time.
+/// Writes a line of a log at once, without waiting for the interval.
 fn tell_at_once(line: &str, steps: &Sender<Option<String>>) {
     tell(line);
     let _ = steps.send(None);
 }
 
-/// Writes to standard error. Its reader may stop before its end.
+/// Writes to standard error. Its reader may have stopped reading.
 pub(crate) fn tell(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Writes the newest step when `first_after` has passed, and then whenever `interval` has since the
-/// last line, until all senders are gone. `None` stands for a line that was written elsewhere.
+/// Writes the newest step after `first_after`, and then whenever `interval` has passed since the
+/// last line, until all senders are dropped. `None` means that another line was written.
 fn write_at_intervals(
     messages: &Receiver<Option<String>>,
     [first_after, interval]: [Duration; 2],
@@ -189,7 +189,7 @@ mod tests {
             for step in 0..1000 {
                 sender.send(Some(step.to_string())).unwrap();
             }
-            // The last one is not lost, though nothing comes after it.
+            // The last step is written even if no other follows.
             while lines.lock().unwrap().last().map(String::as_str) != Some("999") {
                 thread::sleep(interval / 5);
             }

@@ -1,4 +1,4 @@
-//! Random normal numbers, many of them, that can be told again from their index.
+//! Many random normal numbers. Each can be computed again from its index.
 
 use fastrand::Rng;
 use half::{bf16, f16};
@@ -10,10 +10,10 @@ use rayon::prelude::*;
 /// A prime, so that rows of any width repeat only after this many rows.
 const POOL: usize = 1_048_573;
 
-/// Numbers that a thread makes one after the other, from a seed of their own.
+/// The number of values that a thread makes one after the other, from their own seed.
 const OF_ONE_SEED: usize = 1 << 15;
 
-/// Normally distributed numbers, rounded to a dtype: a pool of them, over and over.
+/// Normally distributed numbers, rounded to a dtype. A pool of them is repeated.
 pub struct Normal {
     dtype: DType,
     values: Vec<f32>,
@@ -21,12 +21,12 @@ pub struct Normal {
 }
 
 impl Normal {
-    /// Numbers with this standard deviation.
+    /// Makes numbers with this standard deviation.
     pub fn new(seed: u64, dtype: DType, deviation: f32) -> Self {
         Self::of(seed, dtype, deviation, POOL)
     }
 
-    /// The first `count` of these numbers; all, if the pool has no more.
+    /// Makes the first `count` of these numbers, but at most the whole pool.
     pub fn of(seed: u64, dtype: DType, deviation: f32, count: usize) -> Self {
         let (size, count) = (dtype.bytes(), count.clamp(1, POOL));
         let (mut values, mut bytes) = (vec![0.0; count], vec![0; count * size]);
@@ -36,7 +36,7 @@ impl Normal {
         chunks.enumerate().for_each(|(number, (values, bytes))| {
             let mut rng = Rng::with_seed(seed.wrapping_add(number as u64));
             for (values, bytes) in values.chunks_mut(2).zip(bytes.chunks_mut(2 * size)) {
-                // Box and Muller's transform of two even numbers gives two normal ones.
+                // Box and Muller's transform makes two normal numbers from two uniform ones.
                 let even = (1.0 - rng.f32()).max(f32::MIN_POSITIVE);
                 let radius = (-2.0 * even.ln()).sqrt() * deviation;
                 let (sin, cos) = (std::f32::consts::TAU * rng.f32()).sin_cos();
@@ -53,17 +53,17 @@ impl Normal {
         }
     }
 
-    /// Number `index`.
+    /// Returns number `index`.
     pub fn at(&self, index: usize) -> f64 {
         self.values[index % self.values.len()].into()
     }
 
-    /// Numbers `start .. start + count`.
+    /// Returns the numbers `start .. start + count`.
     pub fn row(&self, start: usize, count: usize) -> Vec<f64> {
         (start..start + count).map(|index| self.at(index)).collect()
     }
 
-    /// `count` numbers from `start` on, in a device's memory.
+    /// Copies `count` numbers from `start` on to a device's memory.
     pub fn buffer<D: Device>(&self, device: &D, start: usize, count: usize) -> Result<D::Buffer> {
         let size = self.dtype.bytes();
         let mut buffer = device.allocate(count * size)?;
@@ -80,7 +80,7 @@ impl Normal {
     }
 }
 
-/// Writes a number in a dtype, and returns what it is then.
+/// Writes a number in a dtype, and returns the rounded number.
 fn round(dtype: DType, value: f32, to: &mut [u8]) -> f32 {
     match dtype {
         DType::F32 => {
@@ -116,7 +116,7 @@ mod tests {
         let within = normal.row(0, POOL).iter().filter(|x| x.abs() < 0.5).count();
         assert!(mean.abs() < 2e-3, "{mean}");
         assert!((square - 0.25).abs() < 2e-3, "{square}");
-        // Within one standard deviation.
+        // This is the share within one standard deviation.
         assert!((within as f64 / count - 0.6827).abs() < 3e-3, "{within}");
 
         let (device, start, elements) = (Cpu::new(), POOL - 3, POOL + 10);

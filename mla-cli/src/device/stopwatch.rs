@@ -1,4 +1,4 @@
-//! Times on each kind of device, by one interface.
+//! Timing on each kind of device, by one interface.
 
 use mla_runtime::Result;
 use mla_runtime::device::Device;
@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Protocol {
     pub samples: usize,
-    /// Runs that do not count, before the first sample.
+    /// The number of untimed runs before the first sample.
     pub warm_up: usize,
-    /// True if the caches are filled with something else before every sample.
+    /// True if the hardware caches are filled with other data before every sample.
     pub cold_cache: bool,
     /// True if the work is captured once and replayed.
     pub graphs: bool,
@@ -23,20 +23,20 @@ pub struct Conditions {
     pub clock_mhz: Option<f64>,
     pub temperature_celsius: Option<f64>,
     pub power_watts: Option<f64>,
-    /// The cause that keeps the clock below its maximum, such as a power limit; empty if there is
+    /// The cause that keeps the clock below its maximum, such as a power limit. Empty if there is
     /// none.
     pub throttled: Option<String>,
 }
 
-/// A kernel, and what the driver loaded for it.
+/// A kernel, and the code that the driver loaded for it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Loaded {
     /// Its name in the machine code, as the C++ compiler mangled it. Drivers before CUDA 12.3 do
-    /// not tell it.
+    /// not report it.
     pub symbol: Option<String>,
-    /// The compute capability that the machine code is for, whether nvcc made it or the driver.
+    /// The compute capability of the machine code, which nvcc or the driver made.
     pub machine_code: String,
-    /// The compute capability of the PTX that it was made of.
+    /// The compute capability of the PTX from which the machine code was made.
     pub ptx: String,
 }
 
@@ -51,12 +51,12 @@ impl From<mla_kernels::device::LoadedKernel> for Loaded {
     }
 }
 
-/// A device that work can be timed on.
+/// A device on which work can be timed.
 pub trait Stopwatch: Device {
-    /// The number of bytes to write so that no cache holds anything else.
+    /// Returns the number of bytes to write so that no hardware cache holds anything else.
     fn flush_bytes(&self) -> usize;
 
-    /// Seconds that `work` takes, for each sample, and what the device's state was meanwhile.
+    /// Returns the seconds of `work` for each sample, and the device's state meanwhile.
     fn time(
         &self,
         protocol: &Protocol,
@@ -64,21 +64,20 @@ pub trait Stopwatch: Device {
         work: &mut dyn FnMut(&Self) -> Result<()>,
     ) -> Result<(Vec<f64>, Conditions)>;
 
-    /// The code that was loaded for the kernels that `work` launches; empty on devices without
-    /// kernels. The work must be one that a graph can hold, and have run before.
+    /// Returns the code that was loaded for the kernels of `work`, which is empty on devices
+    /// without kernels. A graph must be able to contain the work, and it must have run before.
     fn loaded(&self, _work: &mut dyn FnMut(&Self) -> Result<()>) -> Result<Vec<Loaded>> {
         Ok(Vec::new())
     }
 
-    /// Begins to watch the memory that is in use.
+    /// Begins to watch the memory in use.
     fn watch_memory(&self) -> Memory;
 
-    /// The maximal number of bytes that have been in use beyond those at the beginning of the
-    /// watch.
+    /// Returns the maximum number of bytes in use, minus those at the beginning of the watch.
     fn peak_memory(&self, since: Memory) -> Option<u64>;
 }
 
-/// Bytes in use at the beginning of a watch, where they are known.
+/// Bytes in use at the beginning of a watch, if known.
 #[derive(Clone, Copy)]
 pub struct Memory(Option<u64>);
 
@@ -93,7 +92,7 @@ mod cpu {
     use super::*;
     use crate::device::memory::field_bytes;
 
-    /// The default, if the system does not say how large its last cache is.
+    /// The default, if the system does not report the size of its last cache.
     const FLUSH: usize = 64 << 20;
 
     impl Stopwatch for Cpu {
@@ -126,8 +125,8 @@ mod cpu {
         }
 
         fn watch_memory(&self) -> Memory {
-            // Releases unused memory, so that it is not counted as in use, and resets the system's
-            // peak to the memory that is in use now.
+            // Releases unused memory, so that it does not count as used, and resets the system's
+            // peak to the memory in use now.
             //
             // SAFETY: the function may be called at any time, by any thread.
             #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -156,7 +155,7 @@ mod cpu {
         }
     }
 
-    /// A size that the system tells about this process.
+    /// Returns a size that the system reports for this process.
     fn status(name: &str) -> Option<u64> {
         field_bytes("/proc/self/status", name)
     }
@@ -219,8 +218,8 @@ mod cuda {
                 let recorded = self.stream().record_event(Some(CU_EVENT_DEFAULT));
                 recorded.map_err(failed("record event"))
             };
-            // Everything is enqueued before anything is waited for: so the GPU never waits for the
-            // host between two events.
+            // Everything is enqueued before the host waits, so the GPU never waits for the host
+            // between two events.
             let mut events = Vec::with_capacity(protocol.samples);
             for sample in 0..protocol.warm_up + protocol.samples {
                 if protocol.cold_cache {
@@ -228,8 +227,8 @@ mod cuda {
                 }
                 let start = event()?;
                 match &graph {
-                    // SAFETY: what the work was given is borrowed by `work`, which lives longer
-                    // than the wait below, and only this stream uses it.
+                    // SAFETY: `work` borrows what the work uses, and lives longer than the wait
+                    // below. Only this stream uses it.
                     Some(graph) => unsafe { graph.replay() }?,
                     None => work(self)?,
                 }
@@ -238,7 +237,7 @@ mod cuda {
                     events.push((start, end));
                 }
             }
-            // While the GPU is still at work, unless that is short.
+            // The GPU usually is still working at this point, unless the work is short.
             let conditions = conditions(self);
             self.synchronize()?;
             let seconds = events.iter().map(|(start, end)| {
@@ -265,10 +264,10 @@ mod cuda {
     }
 
     fn conditions(gpu: &Cuda) -> Conditions {
-        // Opening the library takes longer than most benchmarks.
+        // Opening the library takes longer than most benchmarks, so this happens once.
         static LIBRARY: LazyLock<Option<Nvml>> = LazyLock::new(|| Nvml::init().ok());
         let read = |library: &Nvml| {
-            // The driver's numbers for GPUs need not be the management library's.
+            // The driver and the management library may number GPUs differently.
             let uuid = gpu.stream().context().uuid().map(name_of).ok()?;
             let device = library.device_by_uuid(uuid).ok()?;
             let reasons = device.current_throttle_reasons().ok();
@@ -294,10 +293,10 @@ mod cuda {
         LIBRARY.as_ref().and_then(read).unwrap_or_default()
     }
 
-    /// A GPU's identity as the management library writes it.
+    /// Returns a GPU's identity in the form of the management library.
     fn name_of(uuid: CUuuid) -> String {
         let hex = uuid.bytes.iter().fold(String::new(), |mut hex, byte| {
-            // A C character, whose sign is the platform's.
+            // The bytes are C characters, and their sign depends on the platform.
             let _ = write!(hex, "{:02x}", *byte as u8);
             hex
         });
@@ -305,8 +304,8 @@ mod cuda {
         format!("GPU-{}", parts.join("-"))
     }
 
-    /// Bytes of the current GPU that are in use. Everything is allocated before it is timed and
-    /// freed after it, so what is in use then is the peak.
+    /// Returns the bytes of the current GPU that are in use. Everything is allocated before it is
+    /// timed and freed afterwards, so the bytes in use at the end are the peak.
     fn used() -> Option<u64> {
         let (free, total) = result::mem_get_info().ok()?;
         Some((total - free) as u64)

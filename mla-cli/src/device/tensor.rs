@@ -1,4 +1,4 @@
-//! Tensors of random numbers on a device, and those that results are written to.
+//! Tensors of random numbers on a device, and tensors for results.
 
 use mla_conformance::reference::decode_row;
 use mla_runtime::Result;
@@ -10,10 +10,10 @@ use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use super::memory::{CacheBuffer, upload};
 use super::random::Normal;
 
-/// Cache rows that are made at a time.
+/// The number of cache rows that are made at a time.
 pub(crate) const BLOCK: usize = 1 << 16;
 
-/// A tensor on the device, and its numbers if it holds random ones.
+/// A tensor on the device, with its numbers if they are random.
 pub struct Tensor<D: Device> {
     buffer: D::Buffer,
     layout: Layout,
@@ -21,7 +21,7 @@ pub struct Tensor<D: Device> {
 }
 
 impl<D: Device> Tensor<D> {
-    /// Normally distributed numbers of this standard deviation.
+    /// Makes a tensor of normally distributed numbers with this standard deviation.
     pub fn random(
         device: &D,
         seed: u64,
@@ -40,7 +40,7 @@ impl<D: Device> Tensor<D> {
         })
     }
 
-    /// NaN, so that nothing passes for a result that was not written.
+    /// Makes a tensor of NaN, so that memory that was not written does not look like a result.
     pub fn unwritten(device: &D, dtype: DType, shape: [usize; 3]) -> Result<Self> {
         let layout = Layout::contiguous(dtype, shape);
         Ok(Self {
@@ -54,18 +54,18 @@ impl<D: Device> Tensor<D> {
         TensorRef::new(D::bytes(&self.buffer), self.layout)
     }
 
-    /// The view of a tensor that is written: it is not one of the random numbers any more.
+    /// Returns a view for writing. The tensor then no longer counts as random numbers.
     pub fn view_mut(&mut self) -> Result<TensorMut<'_, D>> {
         self.numbers = None;
         TensorMut::new(D::bytes_mut(&mut self.buffer), self.layout)
     }
 
-    /// The same view of weights.
+    /// Returns a view for reading, marked as constant if the tensor holds random numbers.
     pub fn constant_view(&self) -> Result<TensorRef<'_, D>> {
         let view = self.view()?;
         Ok(match self.numbers {
-            // SAFETY: `random` waits for its upload, and `view_mut`, through which alone a tensor
-            // is written after that, takes the numbers away.
+            // SAFETY: `random` waits for its upload. Later writes go through `view_mut` alone,
+            // which removes the numbers.
             Some(_) => unsafe { view.assume_constant() },
             None => view,
         })
@@ -75,32 +75,32 @@ impl<D: Device> Tensor<D> {
         self.layout.dtype
     }
 
-    /// The extent of the last axis.
+    /// Returns the extent of the last axis.
     pub fn width(&self) -> usize {
         self.layout.shape[2]
     }
 
-    /// `[i, j, 0..]` as it was written.
+    /// Returns `[i, j, 0..]` of the random numbers.
     pub fn row(&self, i: usize, j: usize) -> Vec<f64> {
         let [_, rows, width] = self.layout.shape;
         let numbers = self.numbers.as_ref();
         numbers.map_or_else(Vec::new, |it| it.row((i * rows + j) * width, width))
     }
 
-    /// `[i, j, 0..]` as it is on the device now.
+    /// Reads `[i, j, 0..]` from the device.
     pub fn read(&self, device: &D, i: usize, j: usize) -> Result<Vec<f64>> {
         let [_, rows, width] = self.layout.shape;
         let mut row = vec![0; width * self.layout.dtype.bytes()];
         let start = (i * rows + j) * row.len();
         let bytes = D::byte_range(D::bytes(&self.buffer), start..start + row.len());
         device.download(bytes, &mut row)?;
-        // A row without a rotary part.
+        // The row is decoded like a cache row without a rotary part.
         let format = KvFormat::of(self.layout.dtype);
         Ok(decode_row(format, width, 0, &row, 1.0))
     }
 }
 
-/// A layer's cache, every row of it random, of two seeds from `seed` on.
+/// Makes a layer's cache with random rows. They use two seeds, beginning with `seed`.
 pub(crate) fn filled_cache<D: Device>(
     device: &D,
     problem: &Problem,
@@ -108,7 +108,7 @@ pub(crate) fn filled_cache<D: Device>(
     seed: u64,
     deviation: f32,
 ) -> Result<CacheBuffer<D>> {
-    // Few numbers are more than four standard deviations away; those saturate.
+    // Few numbers are more than four standard deviations away. Those saturate.
     let mut cache = CacheBuffer::new(device, problem, pages, 4.0 * deviation)?;
     let (layout, dtype) = (cache.layout, problem.dtype);
     let [latent, rope] = [layout.dims.latent, layout.dims.head.rope].map(|n| n as usize);
@@ -127,7 +127,7 @@ pub(crate) fn filled_cache<D: Device>(
             ArrayRef::new(D::bytes(&slots), rows)?,
             cache.view_mut()?,
         )?;
-        // The block's memory is given back here.
+        // The memory of the block is freed here.
         device.synchronize()?;
     }
     Ok(cache)

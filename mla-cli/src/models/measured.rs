@@ -1,16 +1,16 @@
-//! Times of attention that docs/benchmarks has, by the shapes of a rank.
+//! Times of attention from docs/benchmarks, by the shapes of a rank.
 
 use mla_runtime::model::{HeadDims, MlaDims, ModelConfig};
 use serde::Serialize;
 
-/// The time of one case on one card.
+/// The time of one case on one GPU.
 #[derive(Serialize)]
 pub(super) struct Measured {
-    /// Its name in lab/cases, and in docs/benchmarks.
+    /// The name of the case in lab/cases and in docs/benchmarks.
     pub(super) case: &'static str,
-    /// The batch, as `mla bench` takes it.
+    /// The batch, in the form of `mla bench`.
     pub(super) batch: &'static str,
-    /// The heads of the rank.
+    /// The number of heads of the rank.
     pub(super) heads: u32,
     pub(super) kv_format: &'static str,
     pub(super) form: Form,
@@ -19,19 +19,19 @@ pub(super) struct Measured {
     pub(super) session: &'static Session,
 }
 
-/// The form of attention that a case times, by which a model has it or not.
+/// The form of attention that a case times, which a model has or does not have.
 #[derive(Serialize, Clone, Copy, PartialEq)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Form {
-    /// Absorbed, to all context.
+    /// Absorbed attention to all context.
     Decode,
-    /// Expanded, with R1's dimensions.
+    /// Expanded attention with R1's dimensions.
     Prefill,
-    /// Absorbed, to lists of 2048 slots.
+    /// Absorbed attention to lists of 2048 slots.
     Sparse,
 }
 
-/// The run in which cases were timed.
+/// The run in which the cases were timed.
 #[derive(Serialize)]
 pub(super) struct Session {
     pub(super) gpu: &'static str,
@@ -127,7 +127,8 @@ pub(super) const MEASURED: &[Measured] = &[
 ];
 
 impl Measured {
-    /// The ranks over which a model's heads are divided for it to have this shape, if it can.
+    /// Returns the number of ranks over which a model's heads have to be divided to have this
+    /// shape, if that is possible.
     pub(super) fn ranks(&self, model: &ModelConfig) -> Option<u32> {
         let MlaDims { latent, head, .. } = model.dims;
         let same_row = (latent, head.rope) == (512, 64);

@@ -149,7 +149,7 @@ fn or_dash<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "–".to_owned(), |value| value.to_string())
 }
 
-/// Models that get the same everywhere, in the order of the first of each.
+/// Groups models with the same support everywhere, in the order of the first model of each group.
 fn groups(models: &[ModelReport]) -> Vec<Vec<&ModelReport>> {
     let mut groups: Vec<Vec<&ModelReport>> = Vec::new();
     for model in models {

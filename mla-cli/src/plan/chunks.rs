@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Alignment of the cuts in a context: a multiple of this many tokens, the page size.
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     align: u32,
-    /// Maximal number of tokens that a cut leaves in a chunk [default: W, rounded down to the
+    /// Maximum number of tokens that a cut leaves in a chunk [default: W, rounded down to the
     /// alignment].
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     max_chunk: Option<u32>,
@@ -35,7 +35,7 @@ pub(crate) struct Args {
     format: Format,
 }
 
-/// The chunks as JSON has them.
+/// The chunks in the form of the JSON.
 #[derive(serde::Serialize)]
 struct Report<'a> {
     chunks: &'a [ContextChunk],
@@ -52,7 +52,7 @@ pub(crate) fn output(args: &Args) -> Result<String, CliError> {
 
 fn describe(plan: &[ContextChunk], args: &Args) -> String {
     let tokens: u64 = args.context_lens.iter().copied().map(u64::from).sum();
-    // Under context parallelism a rank sets aside fewer rows than the chunk has.
+    // Under context parallelism, a rank stores fewer rows than the chunk has.
     let spread = plan.iter().any(|chunk| !chunk.local_starts.is_empty());
     let last = if spread { "rows per rank" } else { "" };
     let mut table = table(["chunk", "request: tokens from..to", "rows", last]);

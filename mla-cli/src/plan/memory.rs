@@ -1,4 +1,4 @@
-//! `mla plan memory`: every buffer of the layer, and what fits in a given amount.
+//! `mla plan memory`: every buffer of the layer, or what fits in a given amount of memory.
 
 use std::fmt::Write as _;
 
@@ -17,7 +17,7 @@ use crate::args::{self, Format, Model, ModelArgs, SparseArgs, kv_format, natural
 use crate::error::CliError;
 use crate::table::{counted, numbers, size, table};
 
-// The default: the number above which more rows do not pay.
+// The default is the number above which more rows no longer pay.
 const DEFAULT_ROWS: u32 = MAX_ROWS as u32;
 
 #[derive(clap::Args)]
@@ -33,37 +33,38 @@ pub(crate) struct Args {
     /// Tokens in a page of the cache.
     #[arg(long, value_name = "TOKENS", default_value = "64", value_parser = positive)]
     page: u32,
-    /// Keep latents and rotary keys in two tensors, instead of rows of both.
+    /// Keep latents and rotary keys in two tensors, instead of one with rows of both.
     #[arg(long)]
     split_cache: bool,
-    /// Tokens that the cache holds, rounded up to whole pages. Left out with --fit: as many as fit.
+    /// Tokens that the cache holds, rounded up to whole pages [default with --fit: the number that
+    /// fits].
     #[arg(long, value_name = "TOKENS", value_parser = positive, required_unless_present = "fit")]
     tokens: Option<u32>,
-    /// W: rows of the context workspace. Without it: with --fit and --tokens the largest number
-    /// that fits, otherwise 65536, or 0 for a sparse layer, which expands no context.
+    /// W: rows of the context workspace [default: with --fit and --tokens the largest number that
+    /// fits, otherwise 65536, or 0 for a sparse layer].
     #[arg(long, value_name = "W", value_parser = natural)]
     rows: Option<u32>,
-    /// Find what fits in this much memory, such as 80GiB: the cache, or with --tokens the
-    /// workspace.
+    /// Find what fits in this much memory, such as 80GiB: the cache, or the workspace if --tokens
+    /// is given.
     #[arg(long, value_name = "SIZE", value_parser = args::size, allow_hyphen_values = true)]
     fit: Option<ByteSize>,
-    /// Maximal number of requests of a step.
+    /// Maximum number of requests of a step.
     #[arg(long, value_name = "N", default_value = "256", value_parser = natural)]
     requests: u32,
-    /// Maximal number of new tokens of a step.
+    /// Maximum number of new tokens of a step.
     #[arg(long, value_name = "TOKENS", default_value = "8192", value_parser = natural)]
     step_tokens: u32,
-    /// Maximal number of new tokens of a request on the absorbed path.
+    /// Maximum number of new tokens of a request on the absorbed path.
     #[arg(long, value_name = "TOKENS", default_value = "1", value_parser = natural)]
     decode_query_len: u32,
-    /// The tokens of the longest request, by which block tables are as wide.
+    /// Maximum number of tokens of a request, which sets the width of the block tables.
     #[arg(long, value_name = "TOKENS", default_value = "131072", value_parser = natural)]
     context_len: u32,
     #[command(flatten)]
     form: SparseArgs,
     #[command(flatten)]
     parallel: ParallelArgs,
-    /// The prefill backend takes each head's key packed.
+    /// Plan for a prefill backend that takes each head's key packed.
     #[arg(long)]
     packed_keys: bool,
     /// Format of the result.
@@ -71,10 +72,10 @@ pub(crate) struct Args {
     format: Format,
 }
 
-/// The maximal number of rows that a step's limits may have.
+/// The maximum number of rows in a step's limits.
 const MAX_STEP_ROWS: u32 = i32::MAX as u32 - 1;
 
-/// The plan, and what it was made for.
+/// The plan, and the settings it was made for.
 #[derive(Serialize)]
 struct Report {
     layers: u32,
@@ -137,7 +138,7 @@ fn needs(
     .with_decode_query_len(args.decode_query_len as usize)
     .with_context_rows(rows as usize);
     let mut needs = MemoryNeeds::of_steps(&problem, &limits).map_err(by_argument)?;
-    // An indexer of the engine's own: the engine knows how much memory that takes.
+    // The model has an indexer of the engine's own, and only the engine knows its memory.
     if problem.sparse && model.config.foreign_indexer.is_none() {
         let indexers = model.config.indexers(layers);
         let with_indexers = needs.with_indexer(model.indexer()?.dims, &limits, indexers);
@@ -150,7 +151,7 @@ fn needs(
         .with_packed_keys(args.packed_keys))
 }
 
-// Fits the open limits into the available memory.
+// Fits the limits that are not given into the available memory.
 fn fitted(
     args: &Args,
     sparse: bool,
@@ -172,8 +173,8 @@ fn fitted(
             "without --tokens, or with --dense",
         )),
         (Some(_), None) => {
-            // With fewer rows a step has more chunks, and its arrays are longer: down from the
-            // maximum.
+            // With fewer rows a step has more chunks, so its arrays are longer. The search
+            // therefore goes down from the maximum.
             let mut fitted = needs(MAX_STEP_ROWS)?;
             loop {
                 let rows = max_rows(&fitted, bytes).map_err(too_little)?;
@@ -191,7 +192,7 @@ fn fitted(
     }
 }
 
-// A limit of steps by the name of the argument that gave it.
+// Names the argument of the limit in an error about a step's limits.
 fn by_argument(error: Error) -> CliError {
     let Error::Argument {
         field,
@@ -211,7 +212,7 @@ fn by_argument(error: Error) -> CliError {
     CliError::argument(argument, given, accepted)
 }
 
-// Too little memory by the name of the argument that gave it, and in the units that it takes.
+// Names the argument in an error about too little memory, with sizes in its units.
 fn too_little(error: Error) -> CliError {
     match error {
         Error::DoesNotFit {

@@ -23,10 +23,10 @@ pub(crate) fn output(command: &Command) -> Result<String, CliError> {
     }
 }
 
-/// The division of the cache over ranks.
+/// The distribution of the cache over ranks.
 #[derive(clap::Args)]
 struct ParallelArgs {
-    /// The ranks that the cache is spread over (decode context parallelism).
+    /// Number of ranks that the cache is spread over (decode context parallelism).
     #[arg(long, value_name = "N", value_parser = positive)]
     world: Option<u32>,
     /// Number of consecutive tokens that go to one rank.

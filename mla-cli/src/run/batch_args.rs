@@ -1,4 +1,4 @@
-//! The arguments of what runs a batch of random data.
+//! The arguments of subcommands that run a batch of random data.
 
 use clap::Args;
 use mla_runtime::model::{DType, KvFormat};
@@ -6,10 +6,10 @@ use mla_runtime::model::{DType, KvFormat};
 use crate::args::{kv_format, natural};
 use crate::device::DeviceName;
 
-/// A batch of random data, its device, and its cache.
+/// A batch of random data, with its device and its cache.
 #[derive(Args)]
 pub struct BatchArgs {
-    /// The requests, as `mla spec` reads them: `2q512_8q1s4k` is 2 prefills of 512 tokens and 8
+    /// The requests, in the form of `mla spec`: `2q512_8q1s4k` is 2 prefills of 512 tokens and 8
     /// decodes at 4096.
     #[arg(long, value_name = "SPEC", allow_hyphen_values = true)]
     pub batch: String,
@@ -25,7 +25,7 @@ pub struct BatchArgs {
 }
 
 impl BatchArgs {
-    /// The cache's format, for queries of `dtype`.
+    /// Returns the cache's format, for queries of `dtype`.
     pub fn kv_format(&self, dtype: DType) -> KvFormat {
         self.kv.unwrap_or(KvFormat::of(dtype))
     }

@@ -9,22 +9,25 @@ use serde::{Deserialize, Serialize};
 pub struct Cost {
     /// Floating-point operations, two per multiply-add.
     pub flop: f64,
-    /// Bytes that have to move between memory and processor at least.
+    /// The minimum of bytes that have to move between memory and processor.
     pub bytes: f64,
 }
 
 impl Cost {
-    /// Absorbed attention of some requests to the cache: 2·H·(2L + R) FLOP for each pair of a query
-    /// token and a row that it sees; queries, outputs and log-sum-exp once, and each request's rows
-    /// once for all its tokens and heads.
+    /// Returns the cost of absorbed attention of some requests to the cache.
+    ///
+    /// There are 2·H·(2L + R) FLOP for each pair of a query token and a row that it sees. Queries,
+    /// outputs and log-sum-exp are moved once, and so are each request's rows, for all its tokens
+    /// and heads together.
     pub fn decode(problem: &Problem, requests: &[Request]) -> Self {
         let rows: f64 = requests.iter().map(|r| f64::from(r.kv)).sum();
         Self::sparse(problem, requests, pairs(requests, true), rows, 0)
     }
 
-    /// The cost of sparse absorbed attention: like [`decode`](Self::decode) with `pairs` pairs of a
-    /// query token and a row of its list. Each row that lists name is read once, and so are the
-    /// lists.
+    /// Returns the cost of sparse absorbed attention.
+    ///
+    /// It is like [`decode`](Self::decode), with `pairs` pairs of a query token and a row of its
+    /// list. Each row in a list is read once, and so are the lists.
     pub fn sparse(
         problem: &Problem,
         requests: &[Request],
@@ -43,8 +46,10 @@ impl Cost {
         }
     }
 
-    /// Expanded attention: 2·H·(P + R + V) FLOP for each pair; queries, keys, values, outputs and
-    /// log-sum-exp once, the rotary key once for all heads.
+    /// Returns the cost of expanded attention.
+    ///
+    /// There are 2·H·(P + R + V) FLOP for each pair. Queries, keys, values, outputs and log-sum-exp
+    /// are moved once, and the rotary key once for all heads.
     pub fn prefill(problem: &Problem, requests: &[Request], causal: bool) -> Self {
         let head = problem.dims.head;
         let heads = f64::from(problem.heads);
@@ -59,13 +64,13 @@ impl Cost {
     }
 }
 
-/// The new tokens of some requests.
+/// Returns the number of new tokens of some requests.
 pub(crate) fn query_tokens(requests: &[Request]) -> f64 {
     requests.iter().map(|r| f64::from(r.q)).sum()
 }
 
-/// The pairs of a query token and a token that it sees: where causal, the whole context, and of the
-/// new tokens those up to itself.
+/// Returns the number of pairs of a query token and a token that it sees. If causal, it sees the
+/// whole context, and the new tokens up to itself.
 pub(crate) fn pairs(requests: &[Request], causal: bool) -> f64 {
     let of = |r: &Request| {
         let (q, kv) = (f64::from(r.q), f64::from(r.kv));

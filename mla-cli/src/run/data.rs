@@ -10,8 +10,8 @@ use crate::device::memory::CacheBuffer;
 use crate::device::progress::Progress;
 use crate::device::tensor::{Tensor, filled_cache};
 
-/// Queries of this standard deviation make scores with one of 2. The softmax is then neither nearly
-/// uniform nor nearly a choice of one key, so a wrong key or weight shows.
+/// The standard deviation of queries. It gives scores a standard deviation of 2. The softmax is
+/// then neither nearly uniform nor nearly a choice of one key, so a wrong key or weight shows.
 const QUERY: f32 = 2.0;
 
 /// The data that an engine would own.
@@ -23,11 +23,11 @@ pub struct Data<D: Device> {
     pub weights: Tensor<D>,
     pub out: Tensor<D>,
     pub cache: CacheBuffer<D>,
-    /// The lists of slots that each token attends to. Set after the selection of a sparse layer.
+    /// The lists of slots that each token attends to, set after the selection of a sparse layer.
     pub lists: Option<HostLists>,
 }
 
-/// Lists of slots, read back.
+/// Lists of slots, read back to the host.
 pub struct HostLists {
     slots: Vec<i32>,
     width: usize,
@@ -43,13 +43,13 @@ impl HostLists {
         Ok(Self { slots, width })
     }
 
-    /// A token's.
+    /// Returns a token's list.
     pub fn of(&self, token: usize) -> &[i32] {
         &self.slots[token * self.width..(token + 1) * self.width]
     }
 }
 
-/// The seed of a run's tensor of this number, of which there are fewer than 256.
+/// Returns the seed of the run's tensor with this number, which is below 256.
 pub(super) fn seed_of(seed: u32, number: u64) -> u64 {
     u64::from(seed) << 8 | number
 }
@@ -72,7 +72,7 @@ impl<D: Device> Data<D> {
             Tensor::random(device, seed_of(seed, number), dtype, shape, deviation)
         };
         progress.step("making weights and queries");
-        // Latents are normalised; keys and values then have a variance of 1 as well.
+        // Latents are normalised, so keys and values then have a variance of 1 as well.
         let weights = random(0, [1, columns, latent], 1.0 / (latent as f32).sqrt())?;
         let query = random(1, [tokens, heads, dims.head.qk() as usize], QUERY)?;
         let new_latent = random(2, [tokens, 1, latent], 1.0)?;
@@ -91,7 +91,7 @@ impl<D: Device> Data<D> {
         })
     }
 
-    /// The layer's call on these tensors.
+    /// Returns the layer's call on these tensors.
     pub fn call(&mut self, config: &LayerConfig) -> Result<LayerCall<'_, D>> {
         Ok(LayerCall::new(
             Weights::from_checkpoint(self.weights.constant_view()?, config)?,

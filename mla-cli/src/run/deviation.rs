@@ -1,4 +1,4 @@
-//! Rows of an output that are compared with a reference: their choice, their errors, and the
+//! Rows of an output that are compared with a reference: their selection, their errors, and the
 //! tolerances.
 
 use std::collections::BTreeSet;
@@ -17,14 +17,14 @@ pub(crate) struct Deviation {
     pub(crate) max_absolute: f64,
     /// The largest |difference| / |reference| of a row.
     pub(crate) max_relative: f64,
-    // Sums of squares, and of products.
+    // Sums of squares and of products.
     given: f64,
     expected: f64,
     product: f64,
 }
 
 impl Deviation {
-    /// Adds a row and its reference. A NaN is infinitely far.
+    /// Adds a row and its reference. A NaN counts as infinitely far.
     pub(crate) fn add(&mut self, given: &[f64], expected: &[f64]) {
         let pairs = || given.iter().zip(expected);
         let sum = |of: fn(f64, f64) -> f64| -> f64 { pairs().map(|(a, b)| of(*a, *b)).sum() };
@@ -43,7 +43,8 @@ impl Deviation {
         self.product += sum(|a, b| a * b);
     }
 
-    /// 1 − cos of the angle between all rows and their references, as one vector each.
+    /// Returns 1 − cos of the angle between all rows, as one vector, and their references, as
+    /// another.
     pub(crate) fn cosine_difference(&self) -> f64 {
         worst(
             0.0,
@@ -51,15 +52,15 @@ impl Deviation {
         )
     }
 
-    /// True if no row deviates by more than `tolerance`, relative to its reference, and all rows
-    /// together by no larger angle.
+    /// True if every row is within `tolerance` relative to its reference, and all rows together
+    /// deviate by no larger angle.
     pub(crate) fn is_within(&self, tolerance: f64) -> bool {
         // 1 − cos α is α²/2 for small α.
         self.max_relative <= tolerance && self.cosine_difference() <= tolerance * tolerance / 2.0
     }
 }
 
-/// The larger one; a NaN is infinitely far.
+/// Returns the larger number. A NaN counts as infinitely far.
 pub(crate) fn worst(so_far: f64, error: f64) -> f64 {
     if error.is_nan() {
         f64::INFINITY
@@ -68,8 +69,8 @@ pub(crate) fn worst(so_far: f64, error: f64) -> f64 {
     }
 }
 
-/// Different (token, head) pairs, in order: the first, the last, and others at random. There is at
-/// least one.
+/// Chooses different (token, head) pairs, in order: the first, the last, and others at random.
+/// There is at least one.
 pub(crate) fn choose(
     rng: &mut Rng,
     tokens: &Range<usize>,
@@ -84,8 +85,7 @@ pub(crate) fn choose(
     rows.into_iter().collect()
 }
 
-/// One head's output for one token: the row and its log-sum-exp, as a backend gave them and as they
-/// are in f64.
+/// One head's output for one token: the row and its log-sum-exp, from a backend and in f64.
 pub struct Compared {
     pub given: (Vec<f64>, f64),
     pub expected: (Vec<f64>, f64),
@@ -99,10 +99,10 @@ pub struct Errors {
     /// The largest |difference| / |reference| of a row, as vectors.
     #[serde(deserialize_with = "finite_or_infinite")]
     pub relative: f64,
-    /// 1 − cos of the angle between all rows and their references, as one vector each.
+    /// 1 − cos of the angle between all rows, as one vector, and their references, as another.
     #[serde(deserialize_with = "finite_or_infinite")]
     pub cosine_difference: f64,
-    /// The largest difference of a log-sum-exp; absent where there is none to compare.
+    /// The largest difference of a log-sum-exp. Absent if there is none to compare.
     pub lse: Option<f64>,
     /// The maximum for `relative`.
     pub tolerance: f64,
@@ -110,18 +110,20 @@ pub struct Errors {
     pub pass: bool,
 }
 
-/// JSON has no infinity, and writes null instead.
+/// Reads null as infinity, since JSON cannot write infinity.
 fn finite_or_infinite<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::INFINITY))
 }
 
-/// The tolerance of a log-sum-exp: it comes from sums of hundreds of products, each off by 2⁻²⁴ of
+/// The tolerance of a log-sum-exp. It comes from sums of hundreds of products, each off by 2⁻²⁴ of
 /// the largest.
 const LSE_TOLERANCE: f64 = 1e-3;
 
-/// The tolerance of a row's relative error. Weights, values and the output are each rounded to the
-/// dtype once, at random from key to key, and the worst of many rows is a few times the typical
-/// one. In f32 sums of thousands of terms and the exponential count instead.
+/// Returns the tolerance of a row's relative error.
+///
+/// Weights, values and the output are each rounded to the dtype once, at random from key to key.
+/// The worst of many rows has a few times the error of a typical one. In f32, errors come from sums
+/// of thousands of terms and from the exponential.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 10.0 * 2f64.powi(-9),

@@ -13,7 +13,7 @@ use super::workload::Workload;
 use crate::device::progress::Progress;
 use crate::error::CliError;
 
-/// The median time of each part, and of all together.
+/// The median time of each part, and of all parts together.
 pub(super) struct Timings {
     pub selection: Duration,
     pub absorbed: Duration,
@@ -21,7 +21,7 @@ pub(super) struct Timings {
     pub total: Duration,
 }
 
-/// Runs a step once to warm up and `repeat` times for the record.
+/// Runs a step once to warm up, and `repeat` times with timing.
 pub(super) fn measure<P, B, L>(
     layer: &MlaLayer<P, B>,
     workspace: &mut Workspace<P, B>,
@@ -78,7 +78,7 @@ where
     })
 }
 
-/// The middle one, or the mean of the two in the middle.
+/// Returns the median.
 fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     let middle = times.len() / 2;

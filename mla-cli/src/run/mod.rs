@@ -36,7 +36,7 @@ pub(crate) struct Args {
     /// Tokens in a page of the cache.
     #[arg(long, value_name = "TOKENS", default_value = "64", value_parser = positive)]
     page: u32,
-    /// Keep latents and rotary keys in two tensors, instead of rows of both.
+    /// Keep latents and rotary keys in two tensors, instead of in rows of both.
     #[arg(long)]
     split_cache: bool,
     /// The prefill backend [default: the best that fits].
@@ -49,17 +49,17 @@ pub(crate) struct Args {
     /// but no more than the batch can use].
     #[arg(long, value_name = "W", value_parser = positive)]
     rows: Option<u32>,
-    /// Maximal number of new tokens of a request on the absorbed path [default: the crossover, but
-    /// no more than the decode backend takes].
+    /// Maximum number of new tokens of a request on the absorbed path [default: the crossover, but
+    /// no more than the decode backend accepts].
     #[arg(long, value_name = "TOKENS", value_parser = natural)]
     threshold: Option<u32>,
-    /// Attend to all context, although the model has an indexer that chooses from it.
+    /// Attend to all context, although the model has an indexer that selects from it.
     #[arg(long)]
     dense: bool,
     /// Number of (token, head) rows of each phase to compare with the reference.
     #[arg(long, value_name = "N", default_value = "64", value_parser = positive)]
     samples: u32,
-    /// Number of timed runs of the layer; the median counts.
+    /// Number of timed runs of the layer. The median counts.
     #[arg(long, value_name = "N", default_value = "5", value_parser = samples)]
     repeat: u32,
     /// Format of the result.
@@ -81,7 +81,7 @@ impl Args {
     }
 }
 
-/// The output, and whether every phase agrees with the reference.
+/// Returns the output, and true if every phase agrees with the reference.
 pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     let model = args.model.read()?;
     let run = Run {
@@ -96,7 +96,7 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     Ok((text, report.pass))
 }
 
-/// The job of `mla run`, on whichever device.
+/// The job of `mla run`, for any device.
 struct Run<'a> {
     args: &'a Args,
     model: &'a Model,
@@ -118,7 +118,7 @@ impl IndexedJob for Run<'_> {
     }
 }
 
-/// Refuses arguments that divide a batch between two paths: a sparse layer has only one.
+/// Refuses arguments that divide a batch between two paths, since a sparse layer has only one.
 fn check_sparse(args: &Args) -> Result<(), CliError> {
     for (argument, given) in [("--threshold", args.threshold), ("--rows", args.rows)] {
         if let Some(given) = given {
@@ -132,8 +132,8 @@ fn check_sparse(args: &Args) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The problem, before a batch says how its query lengths differ, and from how many new tokens on a
-/// request is expanded.
+/// Returns the problem, before a batch says how its query lengths differ, and the maximum number of
+/// new tokens of a request on the absorbed path.
 fn problem<D: Device, L: Lists<D>>(
     args: &Args,
     model: &Model,
@@ -154,13 +154,13 @@ fn problem<D: Device, L: Lists<D>>(
     Ok((problem, threshold))
 }
 
-/// The maximal number of new tokens of a request that the decode backend takes, for the queries of
-/// the layer.
+/// Returns the maximum number of new tokens of a request that the decode backend accepts, for the
+/// queries of the layer.
 fn longest_decode<D: Device>(args: &Args, problem: &Problem, device: &D) -> Result<u32, CliError> {
     let mut request = SelectionRequest::new(device.target(), *problem);
     request.decode.clone_from(&args.decode);
     let explanation = Registry::linked()?.explain(&request)?;
-    // If none fits, the selection says so.
+    // If no backend fits, the selection reports it.
     let decode = explanation.phase(Phase::Decode).selected();
     Ok(decode
         .and_then(|candidate| candidate.spec.max_query_len)

@@ -1,8 +1,9 @@
-//! Sampled rows of the output against attention in f64.
+//! Compares sampled rows of the output with attention in f64.
 //!
-//! A row is one head's output for one token. It is computed anew from what the layer read: the
-//! queries, the weights, the cache rows as they are stored, dequantised, and on the expanded path
-//! the new rows as they were given, since that path does not read them back from the cache.
+//! A row is one head's output for one token. It is computed again from what the layer read: the
+//! queries, the weights, and the cache rows as they are stored, dequantised. On the expanded path
+//! the new rows are used as they were given, since that path does not read them back from the
+//! cache.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -31,7 +32,7 @@ pub struct Errors {
     pub max_absolute: f64,
     /// The largest |difference| / |reference| of a row, as vectors.
     pub max_relative: f64,
-    /// 1 − cos of the angle between all rows and their references, as one vector each.
+    /// 1 − cos of the angle between all rows, as one vector, and their references, as another.
     pub cosine_difference: f64,
     /// The maximum for `max_relative`.
     pub tolerance: f64,
@@ -53,7 +54,7 @@ impl Errors {
 }
 
 impl deviation::Errors {
-    /// The errors of a layer's paths together.
+    /// Combines the errors of a layer's paths.
     pub fn of_paths(paths: [Option<Errors>; 2]) -> Self {
         let paths: Vec<_> = paths.into_iter().flatten().collect();
         let max = |of: fn(&Errors) -> f64| paths.iter().map(of).fold(0.0, worst);
@@ -68,24 +69,24 @@ impl deviation::Errors {
     }
 }
 
-/// The errors of the two phases; `None` for one without tokens.
+/// The errors of the two phases, `None` for a phase without tokens.
 pub struct PhaseErrors {
     pub absorbed: Option<Errors>,
     pub expanded: Option<Errors>,
 }
 
-/// The tolerance of a row's relative error.
+/// Returns the tolerance of a row's relative error.
 ///
 /// In f16 and bf16 the errors are those of rounding to u, half the distance from 1 to the next
-/// number. A score is a sum over a query or key that was rounded once, so with scores of a standard
-/// deviation of about 2 a weight is off by about 2u, at random from key to key. Values, the
-/// attention's output, and the product that follows are each rounded once more, which adds at most
-/// three times about u. Each context chunk rounds the output once, at random: √chunks. Together
-/// that is about 5u for a typical row. The worst of many rows, and rows whose values cancel, are
-/// allowed three times that.
+/// number. A score is a sum over a query or key that was rounded once. With scores of a standard
+/// deviation of about 2, a weight is off by about 2u, at random from key to key. Values, the
+/// attention's output, and the product that follows are each rounded once more. This adds at most
+/// three times about u. Each context chunk rounds the output once, at random, which adds √chunks.
+/// Together that is about 5u for a typical row. The worst of many rows, and rows whose values
+/// cancel, may have three times that error.
 ///
-/// In f32, where u is 2⁻²⁴, sums of hundreds to thousands of terms and the exponential count
-/// instead, each with a few hundred u at worst.
+/// In f32, where u is 2⁻²⁴, errors come from sums of hundreds to thousands of terms and from the
+/// exponential. Each gives a few hundred u at worst.
 fn tolerance(dtype: DType, chunks: usize) -> f64 {
     let rounding = 15.0 + 2.0 * (chunks as f64).sqrt();
     match dtype {
@@ -95,7 +96,7 @@ fn tolerance(dtype: DType, chunks: usize) -> f64 {
     }
 }
 
-/// Compares `samples` rows of each phase, chosen at random beside the first and the last.
+/// Compares `samples` rows of each phase: the first, the last, and others at random.
 #[expect(
     clippy::too_many_arguments,
     reason = "each is another thing of the run"
@@ -147,23 +148,23 @@ where
 }
 
 impl Workload {
-    /// The request that a token belongs to.
+    /// Returns the request that a token belongs to.
     pub fn request_of(&self, token: usize) -> usize {
         self.token_starts.partition_point(|start| *start <= token) - 1
     }
 }
 
-/// The rows that a request's tokens attend to.
+/// The rows that the tokens of a request attend to.
 struct Attended {
     /// Latent and rotary part of each token.
     rows: Vec<Vec<f64>>,
-    /// The index of each page of the cache among the request's.
+    /// The index of each cache page among the request's pages.
     pages: HashMap<usize, usize>,
 }
 
 impl Attended {
-    /// Page by page from the cache, and new rows as given unless the device reads them from there
-    /// as well.
+    /// Reads the rows page by page from the cache. New rows are used as given, unless the device
+    /// also reads them from the cache.
     fn read<D: Device>(
         device: &D,
         workload: &Workload,
@@ -196,7 +197,7 @@ impl Attended {
         Ok(Self { rows, pages })
     }
 
-    /// The positions that a token attends to: of those that it sees, all or the ones on its list.
+    /// Returns the positions that a token attends to: all that it sees, or those on its list.
     fn positions(
         &self,
         lists: Option<&HostLists>,
@@ -213,7 +214,7 @@ impl Attended {
     }
 }
 
-/// Compares rows of tokens of one request.
+/// Compares rows of the tokens of one request.
 fn compare_request<D: Device>(
     device: &D,
     config: &LayerConfig,
@@ -236,8 +237,8 @@ fn compare_request<D: Device>(
     let compared: Vec<(Vec<f64>, Vec<f64>)> = rows
         .par_iter()
         .map(|&(token, head)| {
-            // Since k_nope = c · W_UK, the score q_nope · k_nope is (q_nope · W_UK) · c, and
-            // likewise for values: attention among latents, which both paths come to.
+            // Since k_nope = c · W_UK, the score q_nope · k_nope is (q_nope · W_UK) · c. The same
+            // holds for values. Both paths are therefore equal to attention among latents.
             let columns = head * (nope + v);
             let own_row = workload.row_of(index, token);
             let query = data.query.row(own_row, head);
@@ -272,7 +273,7 @@ fn compare_request<D: Device>(
     Ok(())
 }
 
-/// The positions of a list's slots.
+/// Returns the positions of a list's slots.
 fn positions(
     pages: &HashMap<usize, usize>,
     list: &[i32],

@@ -17,7 +17,7 @@ use crate::run::cost::Cost;
 use crate::table::{counted, number, size};
 use crate::table::{numbers, table};
 
-/// The parts that a report is made from.
+/// The data from which a report is made.
 pub(super) struct Run<'a> {
     pub model: &'a Model,
     pub device: &'a str,
@@ -49,10 +49,10 @@ pub(super) struct Report {
     context_chunks: usize,
     seed: u32,
     repeat: u32,
-    /// The reasons for these backends.
+    /// The reasons for the choice of each backend.
     selection: [String; 2],
     memory: MemoryPlan,
-    /// The lists that the indexer of a sparse layer chose.
+    /// The lists that the indexer of a sparse layer made.
     #[serde(skip_serializing_if = "Option::is_none")]
     lists: Option<Selected>,
     phases: Vec<Phase>,
@@ -63,13 +63,13 @@ pub(super) struct Report {
 /// The lists of a sparse layer.
 #[derive(Serialize)]
 struct Selected {
-    /// The median time to write index keys and to make the lists.
+    /// The median time for writing index keys and making the lists.
     seconds: f64,
     #[serde(flatten)]
     errors: ListErrors,
 }
 
-/// One phase, or all of them.
+/// The figures of one phase, or of all phases together.
 #[derive(Serialize)]
 struct Phase {
     phase: &'static str,
@@ -94,7 +94,7 @@ impl Phase {
         errors: Option<Errors>,
     ) -> Self {
         let seconds = time.as_secs_f64();
-        // A clock too coarse for the work gives infinity, which JSON writes as null.
+        // If the clock is too coarse for the work, this is infinity, which JSON writes as null.
         let per_second = |amount: f64| amount / seconds;
         Self {
             phase,
@@ -110,7 +110,7 @@ impl Phase {
     }
 }
 
-/// The times of each path that requests took, and the arithmetic and traffic of both.
+/// Returns the times of each path that requests took, and the arithmetic and traffic of both.
 fn phases_of(run: &Run<'_>) -> (Vec<Phase>, Cost) {
     let Run {
         selection,
@@ -277,7 +277,7 @@ impl Report {
         table
     }
 
-    // A column for each phase: there are more figures than phases.
+    // The table has a column for each phase, since there are more figures than phases.
     fn phase_table(&self) -> Table {
         let mut table = Table::new();
         table.load_style(crate::table::STYLE);
@@ -318,7 +318,7 @@ impl Report {
     }
 }
 
-/// One line for a phase's choice.
+/// Explains a phase's choice in one line.
 fn why(phase: &PhaseExplanation) -> String {
     let chosen = phase.selected().map_or("none", |chosen| chosen.spec.name);
     let others = phase.candidates.len().saturating_sub(1);

@@ -1,4 +1,5 @@
-//! The lists of a sparse layer: made by an indexer from random data, and compared with f64.
+//! The lists of a sparse layer. An indexer makes them from random data, and they are compared with
+//! f64.
 
 use std::ops::Range;
 
@@ -30,12 +31,12 @@ pub trait Lists<D: Device>: Sized {
     /// True if there are lists.
     const SPARSE: bool;
 
-    /// The memory needs of the layer, with those of what makes the lists.
+    /// Returns the memory needs of the layer, including those of making the lists.
     fn needs(layer: MemoryNeeds, _: &ModelConfig, _: &StepLimits) -> Result<MemoryNeeds> {
         Ok(layer)
     }
 
-    /// Everything that an engine would own, on the device.
+    /// Makes everything that an engine would own, on the device.
     fn new(run: &Run<'_, D>) -> std::result::Result<Self, CliError>;
 
     /// Makes the lists of the prepared step.
@@ -47,7 +48,7 @@ pub trait Lists<D: Device>: Sized {
         Ok(())
     }
 
-    /// The lists of the prepared step.
+    /// Returns the lists of the prepared step.
     fn lists<P, B>(&self, _: &Workspace<P, B>) -> Result<Option<SlotLists<'_, D>>>
     where
         P: PrefillStage<Device = D>,
@@ -56,7 +57,7 @@ pub trait Lists<D: Device>: Sized {
         Ok(None)
     }
 
-    /// Compares the lists of a number of tokens with f64.
+    /// Compares the lists of `samples` tokens with f64.
     fn compare(
         &self,
         _: &Run<'_, D>,
@@ -78,7 +79,7 @@ pub struct Run<'a, D: Device> {
     pub progress: &'a Progress,
 }
 
-/// No lists: each token attends to all of its context.
+/// No lists, since each token attends to all of its context.
 pub(crate) struct Dense;
 
 impl<D: Device> Lists<D> for Dense {
@@ -91,22 +92,22 @@ impl<D: Device> Lists<D> for Dense {
 
 /// The comparison of the lists of sampled tokens with those of the f64 reference.
 ///
-/// The reference takes the index keys as they are stored and makes the queries itself. If one of
-/// their values lies so near the middle of two e4m3 codes that f32 rounds it to the other one,
-/// logits change a little. A list may therefore differ only by tokens whose logits are within that
-/// change of the last chosen one.
+/// The reference takes the stored index keys and computes the queries itself. A value may lie so
+/// near the middle of two e4m3 codes that f32 rounds it to the other code. Logits then change a
+/// little. A list may therefore differ only in tokens whose logits are within that change of the
+/// last selected one.
 #[derive(Clone, Copy, Serialize)]
 pub struct ListErrors {
-    /// Values of an index query, and how many heads have one.
+    /// Number of heads of an index query, and values of each.
     pub index_heads: u32,
     pub index_head_dim: u32,
     pub topk: u32,
     /// The lists that were compared.
     pub lists: usize,
-    /// The number of lists that are the same, entry by entry.
+    /// The number of lists that are equal, entry by entry.
     pub identical: usize,
-    /// The largest distance of a wrongly chosen or missing token's logit from the last chosen one,
-    /// as a part of the row's range.
+    /// The largest distance between the logit of a wrong or missing token and that of the last
+    /// selected token, as a fraction of the row's range.
     pub largest_distance: f64,
     /// The maximum for `largest_distance`.
     pub tolerance: f64,
@@ -114,11 +115,11 @@ pub struct ListErrors {
     pub pass: bool,
 }
 
-/// A rounding of one of 128 values to the other neighbour is at most 2⁻³ of that value; a logit
-/// adds up thousands of products.
+/// The wrong rounding of one of 128 values changes it by at most 2⁻³. A logit is a sum of thousands
+/// of products.
 const TOLERANCE: f64 = 1e-2;
 
-/// An indexer with what an engine would own of it.
+/// An indexer, with the data that an engine would own.
 pub struct Indexed<D: IndexDevice> {
     indexer: Indexer<D>,
     workspace: IndexerWorkspace<D>,
@@ -127,14 +128,14 @@ pub struct Indexed<D: IndexDevice> {
     keys: Tensor<D>,
     norm: [Tensor<D>; 2],
     head_weights: Tensor<D>,
-    /// The gates of new tokens and the table of a pool's places, if keys are pooled.
+    /// The gates of new tokens and the table of positions in a pool, if keys are pooled.
     pool: Option<[Tensor<D>; 2]>,
     tables: Option<RotaryTables<D>>,
     cache: D::Buffer,
     layout: IndexCacheLayout,
 }
 
-/// The model's indexer, which `mla run` has made sure of.
+/// Returns the model's indexer. `mla run` has checked that there is one.
 fn indexer_of(model: &ModelConfig) -> Result<IndexerConfig> {
     model.indexer.ok_or_else(|| {
         let accepted = "a model with index_n_heads, index_head_dim and index_topk";
@@ -154,8 +155,8 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
         let config = indexer_of(run.model)?;
         let dims = config.dims;
         let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
-        // A query that is projected in one step comes from the hidden state, which is about as
-        // wide.
+        // If queries are projected in one step, they come from the hidden state, whose width is
+        // about this.
         let rank = run.model.q_lora_rank.unwrap_or(2048) as usize;
         let tokens = run.workload.tokens();
         let random = |number, shape, deviation| {
@@ -186,7 +187,7 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
             }
         };
         let page_size = problem.page_size as usize;
-        // The cache has as many pages as the layer's, which was allocated.
+        // The cache has the same number of pages as the layer's cache.
         let layout = IndexCacheLayout::contiguous(dims, run.workload.pages as usize, page_size);
         let indexer = Indexer::new(device, &config, problem)?;
         let mut indexed = Self {
@@ -233,7 +234,7 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
             return Ok(None);
         };
         let tokens = run.workload.tokens();
-        // The first, the last, and others at equal distances.
+        // Samples are the first token, the last one, and others at equal distances.
         let count = tokens.min(samples as usize);
         let sampled = (0..count).map(|i| i * (tokens - 1) / (count - 1).max(1));
         let reference = Reference::new(run, self)?;
@@ -261,7 +262,7 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
     }
 }
 
-/// An indexer, where its lists go, and a call of it.
+/// An indexer, the destination of its lists, and a call of it.
 pub(crate) type Selecting<'a, D> = (
     &'a Indexer<D>,
     &'a mut IndexerWorkspace<D>,
@@ -269,17 +270,17 @@ pub(crate) type Selecting<'a, D> = (
 );
 
 impl<D: IndexDevice> Indexed<D> {
-    /// The width of the latent that queries are made from.
+    /// Returns the width of the latent from which queries are made.
     pub fn query_rank(&self) -> usize {
         self.query_latent.width()
     }
 
-    /// The dtype of that latent and of the product.
+    /// Returns the dtype of that latent and of the GEMM.
     pub fn query_dtype(&self) -> DType {
         self.query_latent.dtype()
     }
 
-    /// The selection of the prepared step.
+    /// Returns the selection of the prepared step.
     pub fn call(&mut self) -> Result<Selecting<'_, D>> {
         let call = IndexCall::new(
             [
@@ -354,7 +355,7 @@ impl<D: IndexDevice> Indexed<D> {
                     .with_rotary(rotary)
                     .with_pool(pool),
                 )?;
-                // The block's memory is given back here.
+                // The memory of the block is freed here.
                 device.synchronize()?;
             }
         }
@@ -387,7 +388,7 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
         })
     }
 
-    /// The distance of a list from the reference's: `None` if they are the same.
+    /// Returns the distance of a list from the reference's list, or `None` if they are equal.
     fn distance(
         &self,
         run: &Run<'_, D>,
@@ -405,7 +406,8 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
                 .map(|slot| slot.map(|slot| slot as i32))
                 .collect::<std::result::Result<Vec<i32>, _>>()
         };
-        // Tokens share a logit if keys are pooled, and those of the last pool stand behind.
+        // If keys are pooled, the tokens of a pool share a logit. Tokens of an incomplete last pool
+        // follow.
         let pool = self.indexed.indexer.config().dims.pool as usize;
         let of_key = |key: usize| slots(key * pool..(key + 1) * pool);
         let (list, tail) = list.split_at(list.len() / pool * pool);
@@ -427,7 +429,7 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
         let (low, high) = logits.iter().fold((f64::MAX, f64::MIN), |(low, high), x| {
             (low.min(*x), high.max(*x))
         });
-        // Out of order, or no slot of the request's, is infinitely far.
+        // An entry out of order, or one that is not a slot of the request, is infinitely far.
         let mut known = 0;
         let mut distance = 0.0f64;
         let mut entries = list.chunks(pool).peekable();
@@ -445,7 +447,7 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
         }))
     }
 
-    /// The logits of what a token sees.
+    /// Returns the logits of the keys that a token sees.
     fn logits(
         &self,
         run: &Run<'_, D>,
@@ -489,7 +491,7 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
         Ok(logits)
     }
 
-    /// Each head's quantised query, decoded, and its weight.
+    /// Returns each head's quantised query, decoded, and its weight.
     fn queries(&self, dtype: DType, token: usize, position: usize) -> Vec<(Vec<f64>, f64)> {
         let config = self.indexed.indexer.config();
         let [heads, width] = [config.dims.heads, config.dims.width].map(|n| n as usize);
@@ -510,7 +512,7 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
                 })
                 .collect(),
         };
-        // Rows of pooled keys and their queries are rounded before and behind the transform.
+        // Pooled keys and their queries are rounded before and after the transform.
         let round = |row: Vec<f64>| -> Vec<f64> {
             match config.dims.pool {
                 1 => row,

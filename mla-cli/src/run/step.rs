@@ -1,4 +1,4 @@
-//! A batch, and the layer that runs it: everything that is decided before anything is allocated.
+//! A batch and its layer: everything that is decided before anything is allocated.
 
 use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::device::Device;
@@ -16,17 +16,17 @@ use crate::device::About;
 use crate::device::progress::Progress;
 use crate::error::CliError;
 
-/// The step that is asked for.
+/// The requested step.
 pub struct Wanted<'a> {
     pub model: &'a Model,
     pub on: &'a BatchArgs,
-    /// Before the batch says how its query lengths differ.
+    /// The problem, before the batch says how its query lengths differ.
     pub problem: Problem,
-    /// The maximal number of new tokens of a request on the absorbed path.
+    /// The maximum number of new tokens of a request on the absorbed path.
     pub threshold: u32,
-    /// Rows of the context workspace, the customary number if absent.
+    /// Rows of the context workspace, or the customary number if absent.
     pub rows: Option<u32>,
-    /// Backends by name, the best that fit if absent.
+    /// Backends by name, or the best that fit if absent.
     pub prefill: Option<&'a str>,
     pub decode: Option<&'a str>,
 }
@@ -42,7 +42,8 @@ pub struct Step<D: Device> {
 }
 
 impl<D: Device> Step<D> {
-    /// The step, unless no backend fits or it takes more memory than there is.
+    /// Makes the step. This fails if no backend fits, or if the step takes more memory than there
+    /// is.
     pub fn new<L: Lists<D>>(
         wanted: &Wanted<'_>,
         device: &D,
@@ -75,7 +76,7 @@ impl<D: Device> Step<D> {
         })
     }
 
-    /// The input of its data.
+    /// Returns the input from which the step's data is made.
     pub const fn made_from<'a>(
         &'a self,
         wanted: &Wanted<'a>,

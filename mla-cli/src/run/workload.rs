@@ -1,4 +1,4 @@
-//! A batch as the layer runs it: in order, with pages and slots, and what it costs.
+//! A batch as the layer runs it: in order, with pages and slots, and its cost.
 
 use std::ops::Range;
 
@@ -17,24 +17,24 @@ use mla_runtime::{Error, Result};
 use super::cost::{Cost, pairs, query_tokens};
 use crate::batch::BatchSpec;
 
-/// The maximal number of rows of a context workspace: with the last page rounded up still fewer
-/// than 2³¹.
+/// The maximum number of rows of a context workspace. With the last page rounded up, there are
+/// still fewer than 2³¹.
 const MAX_ROWS: u32 = 1 << 30;
 
 /// A batch in the order of the step.
 pub struct Workload {
     pub label: String,
     pub requests: Vec<Request>,
-    /// The requests on the absorbed path; the others follow.
+    /// The requests on the absorbed path. The others follow them.
     pub absorbed: Range<usize>,
-    /// Offsets of the requests' first new tokens, and the end of the last.
+    /// Offsets of the requests' first new tokens, and the end of the last request.
     pub token_starts: Vec<usize>,
     /// The row of each request's first new token, if tensors are not in the order of the step.
     own_rows: Option<Vec<usize>>,
     pub query_len: QueryLen,
     threshold: u32,
     page_size: u32,
-    /// The pages of the cache: as many as the batch needs.
+    /// The number of pages that the batch needs in the cache.
     pub pages: u64,
     max_pages: usize,
     tables: Vec<i32>,
@@ -75,9 +75,9 @@ impl Workload {
         })
     }
 
-    /// The same batch, whose requests on the absorbed path are cut into chunks of at most `len` new
-    /// tokens. Each chunk attends to the pages of its whole request. It is for backends that take
-    /// no longer requests.
+    /// Divides the requests on the absorbed path into chunks of at most `len` new tokens. Each
+    /// chunk attends to the pages of its whole request. This is for backends that accept no longer
+    /// requests.
     pub fn cut(self, len: u32) -> Result<Self> {
         let (mut requests, mut tables) = (Vec::new(), Vec::new());
         let mut absorbed = 0;
@@ -109,7 +109,7 @@ impl Workload {
         })
     }
 
-    /// The same batch, in whose tensors the last request comes first.
+    /// Returns the same batch with tensors in which the last request comes first.
     #[cfg(feature = "bench")]
     pub fn reversed(self) -> Self {
         let ends = self.token_starts[1..].iter();
@@ -120,7 +120,7 @@ impl Workload {
         }
     }
 
-    /// The row of a token of request `index`.
+    /// Returns the row of a token of request `index`.
     pub fn row_of(&self, index: usize, token: usize) -> usize {
         match &self.own_rows {
             Some(rows) => rows[index] + token - self.token_starts[index],
@@ -128,7 +128,7 @@ impl Workload {
         }
     }
 
-    /// The block tables' entries, their number for each request, and each new token's slot.
+    /// Returns the block tables' entries, their number for each request, and each new token's slot.
     #[cfg(feature = "bench")]
     pub fn entries(&self) -> (&[i32], usize, &[i64]) {
         (&self.tables, self.max_pages, &self.slots)
@@ -138,7 +138,7 @@ impl Workload {
         BlockTables::new(&self.tables, self.max_pages, self.page_size)
     }
 
-    /// The step, for layers of `problem` and a workspace of these limits.
+    /// Returns the step, for layers of `problem` and a workspace of these limits.
     pub fn step(&self, problem: &Problem, limits: &StepLimits) -> Result<StepPlan> {
         let tables = self.tables.chunks(self.max_pages);
         let requests: Vec<StepRequest<'_>> = self
@@ -158,19 +158,19 @@ impl Workload {
         self.slots.len()
     }
 
-    /// The requests on the expanded path.
+    /// Returns the requests on the expanded path.
     pub fn expanded(&self) -> Range<usize> {
         self.absorbed.end..self.requests.len()
     }
 
-    /// The new tokens of some requests.
+    /// Returns the new tokens of some requests.
     pub fn tokens_of(&self, requests: &Range<usize>) -> Range<usize> {
         self.token_starts[requests.start]..self.token_starts[requests.end]
     }
 
-    /// Limits that this batch just keeps to, with a row budget as given or the customary one.
+    /// Returns the smallest limits for this batch, with the given row budget or the customary one.
     pub fn limits(&self, rows: Option<u32>) -> Result<StepLimits> {
-        // Room for context and new tokens in one call, if there is context.
+        // One call needs room for context and new tokens, if there is context.
         let expanded = &self.requests[self.expanded()];
         let context = match expanded.iter().any(|request| request.context_len() > 0) {
             true => expanded.iter().map(|request| u64::from(request.kv)).sum(),
@@ -202,9 +202,11 @@ impl Workload {
         )
     }
 
-    /// The minimal arithmetic and traffic of the absorbed path. It computes the queries' projection
-    /// to the latent and back, and the pairs of query tokens and cache rows. It moves weights,
-    /// queries and outputs once, and each request's cache rows once for all its tokens and heads.
+    /// Returns the minimum of arithmetic and traffic of the absorbed path.
+    ///
+    /// It computes the queries' projection to the latent and back, and the pairs of query tokens
+    /// and cache rows. It moves weights, queries and outputs once, and each request's cache rows
+    /// once for all its tokens and heads.
     pub fn absorbed_cost(&self, problem: &Problem) -> Cost {
         let n = Sizes::of(problem);
         let requests = &self.requests[self.absorbed.clone()];
@@ -219,10 +221,11 @@ impl Workload {
         }
     }
 
-    /// The minimal arithmetic and traffic of the expanded path. It computes the expansion of new
-    /// rows and of context rows, and the pairs of query tokens and keys. It moves weights, queries,
-    /// outputs, new rows and cache rows once, and writes and reads the expanded keys and values
-    /// once.
+    /// Returns the minimum of arithmetic and traffic of the expanded path.
+    ///
+    /// It computes the expansion of new rows and of context rows, and the pairs of query tokens and
+    /// keys. It moves weights, queries, outputs, new rows and cache rows once, and writes and reads
+    /// the expanded keys and values once.
     pub fn expanded_cost(&self, problem: &Problem) -> Cost {
         let n = Sizes::of(problem);
         let requests = &self.requests[self.expanded()];
@@ -245,8 +248,8 @@ impl Workload {
     }
 }
 
-/// The block tables of requests, and how many entries each has: their pages lie anywhere, as in a
-/// cache that has been in use.
+/// Returns the block tables of requests, and the number of entries of each. Pages are in random
+/// order, as in a cache that has been used for a while.
 pub(crate) fn block_tables(requests: &[Request], page_size: u32, seed: u64) -> (Vec<i32>, usize) {
     let needed = |request: &Request| request.kv.div_ceil(page_size) as usize;
     let pages: usize = requests.iter().map(needed).sum();
@@ -262,10 +265,10 @@ pub(crate) fn block_tables(requests: &[Request], page_size: u32, seed: u64) -> (
     (tables, width)
 }
 
-/// The query lengths of requests on the absorbed path: single, uniform or ragged.
+/// Returns the query lengths of requests on the absorbed path: single, uniform or ragged.
 pub(crate) fn query_len(absorbed: &[Request]) -> QueryLen {
     match absorbed {
-        // Nothing on the absorbed path asks nothing of the decode backend.
+        // Without requests on the absorbed path, any decode backend will do.
         [] => QueryLen::Single,
         [first, others @ ..] if others.iter().any(|other| other.q != first.q) => QueryLen::Ragged,
         [Request { q: 1, .. }, ..] => QueryLen::Single,
@@ -273,7 +276,7 @@ pub(crate) fn query_len(absorbed: &[Request]) -> QueryLen {
     }
 }
 
-/// Offsets of the requests' first new tokens, and the end of the last.
+/// Returns the offsets of the requests' first new tokens, and the end of the last request.
 fn token_starts(requests: &[Request]) -> Vec<usize> {
     let mut starts = vec![0];
     for request in requests {
@@ -282,8 +285,8 @@ fn token_starts(requests: &[Request]) -> Vec<usize> {
     starts
 }
 
-/// The bytes that a batch's cache, tensors and block table take at least, on the host and on the
-/// device.
+/// Returns the minimum of bytes for a batch's cache, tensors and block table, on the host and on
+/// the device.
 pub(crate) fn bytes(spec: &BatchSpec, problem: &Problem) -> f64 {
     let n = Sizes::of(problem);
     let requests = spec.requests();
@@ -298,7 +301,7 @@ pub(crate) fn bytes(spec: &BatchSpec, problem: &Problem) -> f64 {
         + requests.len() as f64 * longest * 8.0
 }
 
-/// The widths of a problem, as factors.
+/// The widths of a problem, as factors of costs.
 struct Sizes {
     heads: f64,
     latent: f64,
@@ -355,7 +358,7 @@ mod tests {
         let problem = Problem::new(dims, 2, DType::F32);
         let cost = workload.absorbed_cost(&problem);
         assert_eq!(cost.flop, 2.0 * 2.0 * (5.0 * 5.0 + 3.0 * 11.0));
-        // Weights 5·2·5, a token's 2·(3 + 3), three rows of 6: each 4 bytes.
+        // Weights have 5·2·5 values, a token 2·(3 + 3), and three rows 6 each. A value has 4 bytes.
         assert_eq!(cost.bytes, 4.0 * (50.0 + 12.0 + 18.0));
         let cost = workload.expanded_cost(&problem);
         assert_eq!(cost.flop, 2.0 * 2.0 * (4.0 * 25.0 + 10.0 * 6.0));
@@ -412,10 +415,11 @@ mod tests {
         let problem = Problem::new(MlaDims::new(5, HeadDims::new(2, 1, 3)), 2, DType::F32);
         let requests = [Request::new(1, 3), Request::new(2, 2)];
         let decode = Cost::decode(&problem, &requests);
-        // 3 + 1 + 2 pairs of 2·5 + 1 multiply-adds; 5 rows of 6 and 3 tokens of 2·(11 + 1).
+        // There are 3 + 1 + 2 pairs of 2·5 + 1 multiply-adds, 5 rows of 6 values, and 3 tokens of
+        // 2·(11 + 1) values.
         assert_eq!(decode.flop, 2.0 * 2.0 * 6.0 * 11.0);
         assert_eq!(decode.bytes, 4.0 * (5.0 * 6.0 + 3.0 * 2.0 * 12.0));
-        // 6 pairs with 4 rows, and 3 lists of 7 entries.
+        // There are 6 pairs with 4 rows, and 3 lists of 7 entries.
         let sparse = Cost::sparse(&problem, &requests, 6.0, 4.0, 7);
         assert_eq!(sparse.flop, decode.flop);
         assert_eq!(

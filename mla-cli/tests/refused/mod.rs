@@ -1,7 +1,7 @@
-//! Files of arguments that are refused, with what the message says of them: a line of each, as
-//! `ARGUMENTS => PART => PART`. Of a sweep file, its lines stand in one line, with ⏎ between them.
+//! Files of refused arguments, with parts of the message: each line is `ARGUMENTS => PART => PART`.
+//! The lines of a sweep file are joined by ⏎.
 
-/// The arguments, and the parts of the message.
+/// Returns the arguments, and the parts of the message.
 pub(crate) fn read(text: &str) -> impl Iterator<Item = (&str, Vec<&str>)> {
     text.lines().map(|line| {
         let mut parts = line.split(" => ");

@@ -48,7 +48,7 @@ impl Accepted {
         })
     }
 
-    /// Returns the same problems over a cache of two tensors, if the spec accepts that.
+    /// Returns the same problems over a cache of two tensors, if the spec accepts these.
     pub(super) fn split(&self) -> Option<Self> {
         let formats = [self.plainest.kv_format].into_iter();
         let mut formats = formats.chain(self.spec.kv_formats.iter().copied());
@@ -69,7 +69,8 @@ impl Accepted {
         problem.fault().is_none() && self.spec.validate(self.target, problem).is_empty()
     }
 
-    // Returns the plainest problem with each of some changes, as far as they are accepted.
+    // Applies `change` with each value to the plainest problem, and returns the problems that are
+    // accepted.
     pub(super) fn with<T>(&self, values: Vec<T>, change: impl Fn(&mut Problem, T)) -> Vec<Problem> {
         let changed = values.into_iter().map(|value| {
             let mut problem = self.plainest;
@@ -79,8 +80,8 @@ impl Accepted {
         changed.filter(|problem| self.accepts(problem)).collect()
     }
 
-    // Returns sparse problems of every cache format with one and several query tokens, and with few
-    // heads and many, where the spec has a feature.
+    // Returns sparse problems of every cache format, with one and several query tokens, and with
+    // few and many heads. There are none without this feature.
     pub(super) fn sparse(&self, feature: Feature) -> Vec<Problem> {
         if !self.spec.features.contains(feature) {
             return Vec::new();

@@ -14,7 +14,7 @@ use crate::{DecodeCase, Failure, GroupScales, Trial};
 ///
 /// # Errors
 ///
-/// The first failure.
+/// Returns the first failure.
 pub fn decode<B: DecodeBackend>(device: &B::Device, topic: DecodeTopic) -> Result<(), Failure> {
     if topic == DecodeTopic::ThroughTheRegistry {
         return decode_entry(B::ENTRY, device, topic);
@@ -30,7 +30,7 @@ pub fn decode<B: DecodeBackend>(device: &B::Device, topic: DecodeTopic) -> Resul
 ///
 /// # Errors
 ///
-/// The first failure; one is that the backend is for devices of another type.
+/// Returns the first failure. It is an error, too, if the backend is for another type of device.
 pub fn decode_entry<D: Device>(
     entry: Entry,
     device: &D,
@@ -43,11 +43,11 @@ pub fn decode_entry<D: Device>(
     Cases::new(entry.spec, device.target(), DecodeCase::new, run)?.topic(topic)
 }
 
-/// Number of columns of a block table that has room for requests longer than any in it.
+/// Number of columns of a block table with room for longer requests than it has.
 const SPARE_PAGES: usize = 4096;
 
 impl Cases<'_, DecodeCase> {
-    /// Returns lengths around the end of a page, of nothing, and of several pages.
+    /// Returns request lengths around zero, one page, and several pages.
     fn lens(&self) -> [usize; 6] {
         let page = self.plain.page_size as usize;
         [1, page - 1, page, page + 1, 0, 150]
@@ -105,7 +105,7 @@ impl Cases<'_, DecodeCase> {
             DecodeTopic::Alignment => self.alignment(),
             DecodeTopic::Repetition => self.repeated(|| DecodeCase::new(plain, &[600, 3])),
             DecodeTopic::BatchInvariance => self.batch_invariance(),
-            // The caller runs the cases through the registry.
+            // The caller runs these cases through the registry.
             DecodeTopic::ThroughTheRegistry => self.check(DecodeCase::new(plain, &[600, 3])),
         }
     }
@@ -116,7 +116,7 @@ impl Cases<'_, DecodeCase> {
         self.accepted.with(levels, |p, level| p.query_len = level)
     }
 
-    /// Returns a case of each of them.
+    /// Returns a case for each of these problems.
     fn query_lengths(&self) -> impl Iterator<Item = DecodeCase> {
         let longest = self.accepted.spec.max_query_len;
         self.several().into_iter().flat_map(move |problem| {
@@ -128,7 +128,7 @@ impl Cases<'_, DecodeCase> {
                 query_lens,
                 ..DecodeCase::new(problem, &[3, 140, 65, 2])
             };
-            // The spec's own bound, if it has one, within reason.
+            // The spec's bound on query tokens, if it has one, but at most 64.
             let longest = longest.map(|longest| longest.min(64) as usize);
             let at_bound = longest.map(|longest| case(vec![longest; 4]));
             let within = |len: usize| len.min(longest.unwrap_or(len));
@@ -138,8 +138,9 @@ impl Cases<'_, DecodeCase> {
         })
     }
 
-    /// Tries requests of lengths around tiles and of many splits in ten random batches, with one
-    /// and several query tokens, and by lists of slots; others in a few.
+    /// Tries ten random batches of requests with lengths around tiles and with many splits. They
+    /// have one and several query tokens, and lists of slots. Other problems are tried in a few
+    /// batches.
     fn batch_invariance(&self) -> Result<(), Failure> {
         let accepted = &self.accepted;
         if !accepted.spec.features.contains(Feature::BatchInvariant) {
@@ -253,12 +254,12 @@ impl Cases<'_, DecodeCase> {
                 ..DecodeCase::new(problem, &[6, 6, page + 1, 150, 70])
             })?;
         }
-        // The NaN is in one split of several.
+        // The NaN is in one of several splits.
         self.check(DecodeCase {
             nan_rows: vec![[0, 700, 3]],
             ..DecodeCase::new(plain, &[2100, 900])
         })?;
-        // A later token's row, which the tokens before it do not see.
+        // The NaN is in a later token's row, which earlier tokens do not see.
         self.several().into_iter().try_for_each(|problem| {
             self.check(DecodeCase {
                 query_lens: vec![3; 3],
@@ -290,7 +291,7 @@ impl Cases<'_, DecodeCase> {
                 self.check(DecodeCase {
                     group_scales: Some(GroupScales {
                         exponents,
-                        // The written scales of single rows are no powers of two already.
+                        // Scales of single rows need not be powers of two.
                         factor: if has_groups { 1.0 } else { 1.5 },
                         queries: -top,
                         lead,
@@ -301,12 +302,12 @@ impl Cases<'_, DecodeCase> {
             if has_groups {
                 check([[top, low, top, middle]; 2], 0.0)?;
             }
-            // Rows that are this far apart share the factor that brings a row's scales into f16's
-            // range on some GPUs.
+            // On some GPUs, rows whose scales are only this far apart share one factor, which
+            // brings the scales into f16's range.
             if far >= -10 {
                 let rows = [[low; 4], [top, top, top, low]];
                 check(rows, 0.0)?;
-                // Nearly all weight is that of rows with small scales.
+                // Rows with small scales have nearly all the weight.
                 check([rows[1], rows[0]], 2.0)?;
             }
         }
@@ -396,7 +397,8 @@ impl Cases<'_, DecodeCase> {
     fn dense_requests(&self) -> Result<(), Failure> {
         let sparse = self.accepted.sparse(Feature::DenseRequests);
         sparse.into_iter().try_for_each(|problem| {
-            // Requests that are shorter than the bound, as long, and longer; one without tokens.
+            // Some requests are shorter than the bound, some as long, and some longer. One has no
+            // tokens.
             self.check(DecodeCase {
                 dense_within: 37,
                 ..DecodeCase::new(problem, &[20, 37, 38, 0, 1])
@@ -435,8 +437,8 @@ impl Cases<'_, DecodeCase> {
                 second_width: 21,
                 ..DecodeCase::new(problem, &[300, 17, 0])
             })?;
-            // A second cache beside no other list, and one of more than a tile beside dense
-            // requests.
+            // One second cache has no other lists beside it. Another one, with lists of more than a
+            // tile, is beside dense requests.
             self.check(DecodeCase {
                 second_width: 5,
                 list_width: 0,
@@ -451,8 +453,8 @@ impl Cases<'_, DecodeCase> {
         })
     }
 
-    /// Tries drafts that see each other, also in several splits, of every dtype and format, and
-    /// with NaN in a row that only later tokens would see.
+    /// Tries drafts that see each other, with every dtype and format and in several splits. A row
+    /// that only later tokens would see has a NaN.
     fn non_causal(&self) -> Result<(), Failure> {
         let features = self.accepted.spec.features;
         if !features.contains(Feature::NonCausal) {
@@ -492,7 +494,7 @@ impl Cases<'_, DecodeCase> {
         Ok(())
     }
 
-    /// Tries every dtype and format, query length and list, and several splits.
+    /// Tries every dtype and format, every query length and list, and several splits.
     fn query_scales(&self) -> Result<(), Failure> {
         let mut problems = self.every_format();
         problems.extend(self.several());
@@ -529,8 +531,8 @@ impl Cases<'_, DecodeCase> {
             if problem.heads != plain.heads || problem.query_len != plain.query_len {
                 return Ok(());
             }
-            // Sinks with several splits, beside dense requests, and beside the entries of a second
-            // cache.
+            // Sinks are tried with several splits, with dense requests, and with the entries of a
+            // second cache.
             let has = |feature| problem.sparse && features.contains(feature);
             self.check(DecodeCase {
                 with_sinks: true,
@@ -564,7 +566,7 @@ const OF_CACHES: &[DecodeTopic] = &[
     DecodeTopic::Alignment,
 ];
 
-// Returns the backend that a registry gives by this name.
+// Returns the backend that a registry finds under this name.
 fn decode_stage<D: Device>(
     entry: Entry,
     device: &D,

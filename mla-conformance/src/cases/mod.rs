@@ -15,11 +15,11 @@ use super::Failure;
 use super::data::Bits;
 use accepted::Accepted;
 
-/// The cases of one phase for a backend.
+/// The cases of one phase, for one backend.
 struct Cases<'a, C> {
     accepted: Accepted,
     plain: Problem,
-    /// Makes a case of a problem, and of lengths.
+    /// Makes a case from a problem and lengths.
     new: fn(Problem, &[usize]) -> C,
     /// Makes the backend for a case, and runs it.
     run: Box<dyn Fn(C) -> Result<Bits, Failure> + 'a>,
@@ -45,13 +45,13 @@ impl<'a, C> Cases<'a, C> {
         (self.run)(case).map(drop)
     }
 
-    /// Checks one case of each problem, with these lengths.
+    /// Checks a case with these lengths for each problem.
     fn each(&self, problems: Vec<Problem>, lens: &[usize]) -> Result<(), Failure> {
         let mut problems = problems.into_iter();
         problems.try_for_each(|problem| self.check((self.new)(problem, lens)))
     }
 
-    /// Checks that a second run gives the bits of the first, if the spec promises that.
+    /// Checks that a second run gives the same bits as the first, if the spec promises it.
     fn repeated(&self, case: impl Fn() -> C) -> Result<(), Failure> {
         let spec = &self.accepted.spec;
         if !spec.features.contains(Feature::Deterministic)
@@ -70,7 +70,7 @@ impl<'a, C> Cases<'a, C> {
 
 fn registry(entry: Entry) -> Registry {
     let mut registry = Registry::empty();
-    // The first entry of a registry takes no name that is taken.
+    // The registry is empty, so the name is not taken.
     let _ = registry.add(entry);
     registry
 }

@@ -13,7 +13,7 @@ use crate::{Failure, PrefillCase, Trial};
 ///
 /// # Errors
 ///
-/// The first failure.
+/// Returns the first failure.
 pub fn prefill<B: PrefillBackend>(device: &B::Device, topic: PrefillTopic) -> Result<(), Failure> {
     if topic == PrefillTopic::ThroughTheRegistry {
         return prefill_entry(B::ENTRY, device, topic);
@@ -29,7 +29,7 @@ pub fn prefill<B: PrefillBackend>(device: &B::Device, topic: PrefillTopic) -> Re
 ///
 /// # Errors
 ///
-/// The first failure; one is that the backend is for devices of another type.
+/// Returns the first failure. It is an error, too, if the backend is for another type of device.
 pub fn prefill_entry<D: Device>(
     entry: Entry,
     device: &D,
@@ -42,7 +42,7 @@ pub fn prefill_entry<D: Device>(
     Cases::new(entry.spec, device.target(), PrefillCase::new, run)?.topic(topic)
 }
 
-/// New tokens of the requests of most cases.
+/// Numbers of new tokens of the requests in most cases.
 const LENS: [usize; 4] = [70, 0, 1, 33];
 
 impl Cases<'_, PrefillCase> {
@@ -107,12 +107,12 @@ impl Cases<'_, PrefillCase> {
             PrefillTopic::Alignment => self.tried(&[Trial::ExactlyAligned]),
             PrefillTopic::Repetition => self.repeated(|| PrefillCase::new(plain, &[100, 30])),
             PrefillTopic::BatchInvariance => self.batch_invariance(),
-            // The caller runs the cases through the registry.
+            // The caller runs these cases through the registry.
             PrefillTopic::ThroughTheRegistry => self.check(case()),
         }
     }
 
-    /// Tries new tokens and a context, of every dtype, and a long prompt.
+    /// Tries new tokens and a context with every dtype, and a long prompt.
     fn tried(&self, trials: &[Trial]) -> Result<(), Failure> {
         let dtypes = self.accepted.spec.dtypes.to_vec();
         let problems = self.accepted.with(dtypes, |p, dtype| p.dtype = dtype);
@@ -139,7 +139,7 @@ impl Cases<'_, PrefillCase> {
         })
     }
 
-    /// Tries new tokens, and contexts of many tiles, in ten random batches, of every dtype.
+    /// Tries ten random batches with every dtype, of new tokens and of contexts with many tiles.
     fn batch_invariance(&self) -> Result<(), Failure> {
         let accepted = &self.accepted;
         if !accepted.spec.features.contains(Feature::BatchInvariant) {
@@ -163,7 +163,7 @@ impl Cases<'_, PrefillCase> {
         })
     }
 
-    /// Tries new tokens alone and behind their context, of every dtype and every (P,R,V).
+    /// Tries new tokens, alone and behind their context, with every dtype and every (P,R,V).
     fn non_causal(&self) -> Result<(), Failure> {
         let accepted = &self.accepted;
         if !accepted.spec.features.contains(Feature::NonCausal) {
@@ -192,7 +192,7 @@ impl Cases<'_, PrefillCase> {
         })
     }
 
-    /// Tries new tokens, alone and behind their context, and a chunk of it, of every dtype.
+    /// Tries new tokens, alone and behind their context, and a chunk of context, with every dtype.
     fn query_scales(&self) -> Result<(), Failure> {
         let accepted = &self.accepted;
         let dtypes = accepted.spec.dtypes.to_vec();
@@ -221,7 +221,8 @@ impl Cases<'_, PrefillCase> {
             key_lens: vec![700],
             ..PrefillCase::new(problem, &[600])
         })?;
-        // A request has most of the keys: of a few requests, and of more than a warp has lanes.
+        // One request has most of the keys. Batches have a few requests, or more than a warp has
+        // lanes.
         self.check(PrefillCase {
             key_lens: vec![40, 1500, 0, 20, 900],
             ..PrefillCase::new(problem, &[3, 130, 0, 20, 45])
@@ -256,8 +257,9 @@ impl Cases<'_, PrefillCase> {
         })
     }
 
-    /// Returns three places. With `LENS` they lie in the middle of the first prompt, at its end
-    /// with the last value of a row, and at the beginning of the last prompt.
+    /// Returns three positions. With `LENS`, the first is in the middle of the first prompt. The
+    /// second is the last value of a row at that prompt's end. The third is at the beginning of the
+    /// last prompt.
     fn nan_places(&self, last: usize) -> Vec<[usize; 3]> {
         vec![
             [40, 0, 0],
@@ -266,7 +268,7 @@ impl Cases<'_, PrefillCase> {
         ]
     }
 
-    /// Tries keys or values with NaN, of the new tokens and of a context.
+    /// Tries keys or values with NaN, in new tokens and in a context.
     fn with_nans(&self, with: impl Fn(PrefillCase) -> PrefillCase) -> Result<(), Failure> {
         self.check(with(PrefillCase::new(self.plain, &LENS)))?;
         self.check(with(PrefillCase::new(self.plain, &[6, 300])))?;
@@ -278,7 +280,7 @@ impl Cases<'_, PrefillCase> {
     }
 }
 
-// Returns the backend that a registry gives by this name.
+// Returns the backend that a registry finds under this name.
 fn prefill_stage<D: Device>(
     entry: Entry,
     device: &D,

@@ -6,8 +6,8 @@ use half::{bf16, f16};
 
 use mla_runtime::model::KvFormat;
 
-/// Returns the value of an e4m3 code: a sign, four bits of exponent with bias 7, three of mantissa;
-/// no infinities, and NaN where all bits but the sign are set.
+/// Returns the value of an e4m3 code. It has a sign, four exponent bits with bias 7, and three
+/// mantissa bits. There are no infinities. A code is NaN if all bits but the sign are set.
 pub fn decode_e4m3(code: u8) -> f64 {
     static VALUES: LazyLock<[f64; 256]> =
         LazyLock::new(|| std::array::from_fn(|code| value_of_e4m3(code as u8)));
@@ -29,20 +29,22 @@ fn value_of_e4m3(code: u8) -> f64 {
     sign * magnitude
 }
 
-/// Returns the e4m3 code nearest to a value, the even one of two as near; ±448 for values beyond.
+/// Returns the e4m3 code nearest to a value. Ties go to the even code. Values beyond ±448 give
+/// ±448.
 pub fn encode_e4m3(value: f64) -> u8 {
     let sign = if value.is_sign_negative() { 128 } else { 0 };
     if value.is_nan() {
         return sign + 127;
     }
     let magnitude = value.abs().min(448.0);
-    // Sign, exponent and the first three places of an f32, whose exponent has another bias.
+    // These are the exponent and the first three mantissa bits of an f32, corrected for the other
+    // bias.
     let guess = ((magnitude as f32).to_bits() >> 20).saturating_sub(120 << 3);
     sign + nearest(magnitude, 126, guess as u16, |code| decode_e4m3(code as u8)) as u8
 }
 
-/// Returns the code nearest to a value, the even one of two as near, in a format of sixteen bits
-/// whose positive codes ascend to `infinity`. A NaN is one above it.
+/// Returns the code nearest to a value, in a format of sixteen bits whose positive codes ascend to
+/// `infinity`. Ties go to the even code. The code of NaN is `infinity` + 1.
 fn encode_half(
     value: f64,
     infinity: u16,
@@ -53,7 +55,8 @@ fn encode_half(
     if value.is_nan() {
         return (sign + infinity + 1).to_le_bytes();
     }
-    // Infinity begins where the next finite value would be nearer than the last one is.
+    // Infinity stands for the finite value that would come next. A value nearer to it than to the
+    // last finite value becomes infinite.
     let place = |code: u16| {
         if code == infinity {
             2.0 * decode(infinity - 1) - decode(infinity - 2)
@@ -65,8 +68,9 @@ fn encode_half(
     (sign + nearest(magnitude, infinity, guess(magnitude), place)).to_le_bytes()
 }
 
-/// Returns the code from 0 to `last` nearest to a magnitude, the even one of two as near, where the
-/// codes' values ascend and the last one's is not below the magnitude. A good guess saves steps.
+/// Returns the code from 0 to `last` that is nearest to a magnitude. Ties go to the even code. The
+/// codes' values must ascend, and the last one must not be below the magnitude. A good guess saves
+/// steps.
 fn nearest(magnitude: f64, last: u16, guess: u16, decode: impl Fn(u16) -> f64) -> u16 {
     let guess = guess.min(last);
     let (mut below, mut above) = (guess.saturating_sub(1), (guess + 1).min(last));
@@ -128,7 +132,7 @@ pub fn encode_row(format: KvFormat, latent: usize, row: &[f64], scale: f64) -> V
             let least = f64::from(1e-4f32);
             let amax = latent.iter().fold(least, |amax, x| amax.max(x.abs()));
             let scale = (amax.min(f32::MAX.into()) / 448.0) as f32;
-            // Writers divide in f32.
+            // Writers of the cache divide in f32.
             let codes = latent
                 .iter()
                 .map(|x| encode_e4m3((*x as f32 / scale).into()));

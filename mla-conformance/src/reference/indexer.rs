@@ -1,20 +1,20 @@
-//! The lightning indexer: keys, queries, logits, and the choice by them.
+//! The lightning indexer: keys, queries, logits, and the selection by logits.
 
 use super::cache::{decode_e4m3, encode_e4m3};
 use super::dot;
 use mla_runtime::model::RotaryStyle;
 
-/// The rotation of one token: an angle's cosine and sine for each pair.
+/// The rotation of one token, as the cosine and sine of each pair's angle.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Turn {
-    /// The choice of elements that form a pair.
+    /// The style, which says which elements form a pair.
     pub style: RotaryStyle,
     /// `(cos, sin)` of each pair.
     pub pairs: Vec<(f64, f64)>,
 }
 
 impl Turn {
-    /// Turns the first 2 · pairs elements.
+    /// Rotates the first 2 · pairs elements.
     pub fn apply(&self, row: &mut [f64]) {
         let half = self.pairs.len();
         for (pair, (cos, sin)) in self.pairs.iter().enumerate() {
@@ -56,8 +56,8 @@ pub fn hadamard(row: &[f64]) -> Vec<f64> {
         .collect()
 }
 
-/// Returns the scale of an index key or query: the smallest power of two that is not below max(|x|,
-/// 1e-4) / 448.
+/// Returns the scale of an index key or query. It is the smallest power of two that is not below
+/// max(|x|, 1e-4) / 448.
 pub fn index_scale(row: &[f64]) -> f64 {
     let largest = row.iter().fold(1e-4, |max: f64, x| max.max(x.abs()));
     let mut scale = 2f64.powi(-60);
@@ -73,12 +73,12 @@ pub fn quantise_index(row: &[f64]) -> (Vec<u8>, f64) {
     (row.iter().map(|x| encode_e4m3(x / scale)).collect(), scale)
 }
 
-/// Computes the logit of one key: scale · Σ weight · relu(query · key), over the heads' queries and
-/// weights, all of them as e4m3 codes.
+/// Computes the logit of one key: scale · Σ weight · relu(query · key), summed over the heads.
+/// Queries and the key are e4m3 codes.
 ///
 /// # Panics
 ///
-/// If widths disagree.
+/// If widths differ.
 pub fn index_logit(queries: &[(Vec<u8>, f64)], key: &[u8], scale: f64) -> f64 {
     let key: Vec<f64> = key.iter().map(|code| decode_e4m3(*code)).collect();
     let heads = queries.iter().map(|(query, weight)| {
@@ -88,11 +88,11 @@ pub fn index_logit(queries: &[(Vec<u8>, f64)], key: &[u8], scale: f64) -> f64 {
     scale * heads.sum::<f64>()
 }
 
-/// Returns the positions of the `count` largest values in ascending order; of equal values those
-/// that come first. NaN ranks below −inf.
+/// Returns the positions of the `count` largest values in ascending order. Of equal values, the
+/// first ones count. NaN ranks below −inf.
 pub fn largest(values: &[f64], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
-    // A stable sort leaves equal values in their order.
+    // A stable sort keeps equal values in their order.
     order.sort_by(|a, b| {
         let [a, b] = [values[*a], values[*b]];
         match (a.is_nan(), b.is_nan()) {
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn hand_computed_values() {
         let row = [1.0, 2.0, 3.0, 6.0];
-        // Mean 3, variance 3.5.
+        // The mean is 3 and the variance 3.5.
         let normed = layer_norm(&row, &[1.0, 2.0, 1.0, 1.0], &[0.0, 0.0, 5.0, 0.0], 0.5);
         assert_eq!(normed, [-1.0, -1.0, 5.0, 1.5]);
         assert_eq!(hadamard(&row), [6.0, -2.0, -3.0, 1.0]);

@@ -1,7 +1,7 @@
-//! Attention by its formulas, in f64: the reference of every implementation.
+//! Attention by its formulas, in f64: the reference for every implementation.
 //!
-//! Nothing here is fast, and nothing is shared with the code it judges. It is meant to be checked
-//! by reading it.
+//! Nothing here is fast, and nothing is shared with the code that it tests. It is meant to be
+//! checked by reading it.
 
 mod cache;
 mod indexer;
@@ -12,7 +12,7 @@ use std::thread;
 pub use cache::{decode_e4m3, decode_row, encode_bf16, encode_e4m3, encode_f16, encode_row};
 pub use indexer::{Turn, hadamard, index_logit, index_scale, largest, layer_norm, quantise_index};
 
-/// Three axes of f64, row-major: `[tokens, heads, width]`.
+/// An array of f64 with three axes, row-major: `[tokens, heads, width]`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Array {
     /// The extents.
@@ -47,35 +47,38 @@ impl Array {
     ///
     /// # Panics
     ///
-    /// If the indices lie outside.
+    /// If the indices are out of bounds.
     pub fn row(&self, i: usize, j: usize) -> &[f64] {
         let start = (i * self.shape[1] + j) * self.shape[2];
         &self.data[start..start + self.shape[2]]
     }
 
-    /// Returns `[i, j, 0..]`, to write.
+    /// Returns `[i, j, 0..]` for writing.
     ///
     /// # Panics
     ///
-    /// If the indices lie outside.
+    /// If the indices are out of bounds.
     pub fn row_mut(&mut self, i: usize, j: usize) -> &mut [f64] {
         let start = (i * self.shape[1] + j) * self.shape[2];
         &mut self.data[start..start + self.shape[2]]
     }
 }
 
-/// An attention's result.
+/// The result of attention.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Attended {
     /// Outputs, `[tokens, heads, width]`.
     pub out: Array,
-    /// Log-sum-exps, `[tokens][heads]`, natural logarithm; −inf if nothing was attended to.
+    /// Log-sum-exps, `[tokens][heads]`, with natural logarithms. They are −inf if nothing was
+    /// attended to.
     pub lse: Vec<Vec<f64>>,
 }
 
-/// Computes attention of one query to some keys: Σ e^(scale·q·k) v / Σ e^(scale·q·k), and the
-/// logarithm of the denominator. The result of no keys is 0 and −inf. NaN anywhere in the query or
-/// the keys gives NaN; NaN in a value gives NaN in its column.
+/// Computes attention of one query to some keys.
+///
+/// The result is Σ e^(scale·q·k) v / Σ e^(scale·q·k), and the logarithm of the denominator. Without
+/// keys it is 0 and −inf. A NaN in the query or in a key gives NaN. A NaN in a value gives NaN in
+/// its column.
 ///
 /// # Panics
 ///
@@ -86,9 +89,9 @@ pub fn attend(query: &[f64], keys: &[&[f64]], values: &[&[f64]], scale: f64) -> 
     if scores.iter().all(|score| *score == f64::NEG_INFINITY) {
         return (vec![0.0; width], f64::NEG_INFINITY);
     }
-    // The maximum ignores NaN, which reaches the result by its weight.
+    // The maximum ignores NaN. NaN reaches the result through its weight.
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    // The largest score is taken out of the exponents, which changes nothing but their range.
+    // Subtracting the largest score from the exponents changes only their range.
     let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
     let sum: f64 = weights.iter().sum();
     let mut out = vec![0.0; width];
@@ -100,8 +103,8 @@ pub fn attend(query: &[f64], keys: &[&[f64]], values: &[&[f64]], scale: f64) -> 
     (out, max + sum.ln())
 }
 
-/// Returns the part of an output that a sink leaves, for an output with this log-sum-exp: e^lse /
-/// (e^lse + e^sink). It is 1 if nothing was attended to, since the output is 0 then.
+/// Returns the factor by which a sink reduces an output with this log-sum-exp: e^lse / (e^lse +
+/// e^sink). It is 1 if nothing was attended to, since the output is then 0.
 pub fn left_by_sink(sink: f64, lse: f64) -> f64 {
     match lse == f64::NEG_INFINITY {
         true => 1.0,
@@ -109,7 +112,7 @@ pub fn left_by_sink(sink: f64, lse: f64) -> f64 {
     }
 }
 
-// Eight sums of every eighth product each, which a processor adds up side by side.
+// A processor computes these eight sums, each of every eighth product, in parallel.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
     let mut sums = [0.0; 8];
@@ -155,8 +158,8 @@ pub(crate) fn each<T: Send>(
     })
 }
 
-/// Computes attention of queries `[T, H, …]` to the keys and values of each head. The result of a
-/// token and head does not depend on those of others.
+/// Computes attention of queries `[T, H, …]` to the keys and values of each head. The result for a
+/// token and head does not depend on other tokens and heads.
 fn attended<'a>(
     queries: &Array,
     width: usize,
@@ -178,7 +181,7 @@ fn attended<'a>(
     });
     Attended {
         out: Array::from_fn([tokens, heads, width], |token, head, k| {
-            // The result of no keys is as wide as no values.
+            // Without values, the result is empty and counts as 0.
             let (out, _) = &results[token * heads + head];
             out.get(k).copied().unwrap_or(0.0)
         }),
@@ -189,12 +192,13 @@ fn attended<'a>(
     }
 }
 
-/// Computes expanded attention of one request: queries `[Tq, H, P+R]`, keys `[Tk, H, P+R]`, values
-/// `[Tk, H, V]`. If `causal`, the last query sees every key and each before it one less.
+/// Computes expanded attention of one request, with queries `[Tq, H, P+R]`, keys `[Tk, H, P+R]` and
+/// values `[Tk, H, V]`. If `causal`, the last query sees every key, and each earlier query sees one
+/// key less.
 ///
 /// # Panics
 ///
-/// If shapes disagree.
+/// If shapes do not fit.
 pub fn expanded(
     queries: &Array,
     keys: &Array,
@@ -211,13 +215,13 @@ pub fn expanded(
     })
 }
 
-/// Computes absorbed attention of one request: queries `[T, H, L+R]` to cache rows of L + R values,
-/// of which the first `latent` are the value. The last query sees every row and each before it one
-/// less.
+/// Computes absorbed attention of one request, with queries `[T, H, L+R]` and cache rows of L + R
+/// values. The first `latent` values of a row are its value. The last query sees every row, and
+/// each earlier query sees one row less.
 ///
 /// # Panics
 ///
-/// If shapes disagree.
+/// If shapes do not fit.
 pub fn absorbed(queries: &Array, rows: &[Vec<f64>], latent: usize, scale: f64) -> Attended {
     absorbed_as(queries, rows, latent, scale, true)
 }
@@ -226,7 +230,7 @@ pub fn absorbed(queries: &Array, rows: &[Vec<f64>], latent: usize, scale: f64) -
 ///
 /// # Panics
 ///
-/// If shapes disagree.
+/// If shapes do not fit.
 pub fn absorbed_non_causal(
     queries: &Array,
     rows: &[Vec<f64>],
@@ -250,8 +254,8 @@ fn absorbed_as(
     })
 }
 
-/// Merges the partial results over two sets of keys into one over both. A log-sum-exp of +inf is
-/// taken as −inf: nothing.
+/// Merges the partial results over two sets of keys into one over both. A log-sum-exp of +inf
+/// counts as −inf: nothing was attended to.
 pub fn merge(a: (&[f64], f64), b: (&[f64], f64)) -> (Vec<f64>, f64) {
     let partials = [a, b].map(|(out, lse)| {
         let empty = lse == f64::INFINITY;
@@ -261,11 +265,11 @@ pub fn merge(a: (&[f64], f64), b: (&[f64], f64)) -> (Vec<f64>, f64) {
     if partials.iter().all(|(_, lse)| *lse == f64::NEG_INFINITY) {
         return (out, f64::NEG_INFINITY);
     }
-    // The maximum is the number if one is NaN.
+    // If one number is NaN, the maximum is the other one.
     let max = partials[0].1.max(partials[1].1);
     let sum: f64 = partials.iter().map(|(_, lse)| (lse - max).exp()).sum();
     for (partial, lse) in partials {
-        // A result that attended to nothing may hold anything.
+        // A result that attended to nothing may have any output.
         if lse == f64::NEG_INFINITY {
             continue;
         }
@@ -279,12 +283,12 @@ pub fn merge(a: (&[f64], f64), b: (&[f64], f64)) -> (Vec<f64>, f64) {
 
 /// Applies `W_kv_b` to latents: `[k_nope | v] = c · W_kv_b`.
 ///
-/// `weight` is `[L, H·(P+V)]`, row-major; the result is keys `[T, H, P+R]`, each row's rotary part
-/// repeated for every head, and values `[T, H, V]`.
+/// `weight` is `[L, H·(P+V)]`, row-major. The result is keys `[T, H, P+R]` and values `[T, H, V]`.
+/// Each row's rotary part is repeated for every head.
 ///
 /// # Panics
 ///
-/// If lengths disagree.
+/// If lengths do not fit.
 pub fn expand(
     rows: &[Vec<f64>],
     weight: &[f64],
@@ -311,12 +315,12 @@ pub fn expand(
     (keys, values)
 }
 
-/// Computes the whole layer for one request: its new tokens' queries `[T, H, P+R]`, and the cache
-/// rows of all its tokens, new ones included.
+/// Computes the whole layer for one request, from the queries of its new tokens `[T, H, P+R]` and
+/// the cache rows of all its tokens, including the new ones.
 ///
 /// # Panics
 ///
-/// If shapes disagree.
+/// If shapes do not fit.
 pub fn layer(
     queries: &Array,
     rows: &[Vec<f64>],

@@ -1,5 +1,5 @@
-//! The processor's backends on the simulated device, with kernels that are right but for what a
-//! [`Conduct`] says.
+//! The CPU's backends on the simulated device. Their kernels are right except for the mistakes that
+//! a [`Conduct`] describes.
 
 use mla_cpu::Cpu;
 use mla_runtime::backend::{
@@ -11,34 +11,34 @@ use mla_runtime::{Error, Result};
 
 use crate::simulated::{Graph, Kept, Simulated};
 
-/// Behaviour of a backend's kernels; `F` changes a call.
+/// Behaviour of a backend's kernels. `F` is a function that changes a call.
 pub(crate) struct Conduct<F> {
-    /// True if the kernels wait for those before them.
+    /// True if the kernels wait for preceding ones.
     pub(crate) wait: bool,
-    /// True if the last one ends behind the others.
+    /// True if the last kernel ends after the others.
     pub(crate) end_last: bool,
-    /// True if they take lengths as they were when the launch was captured.
+    /// True if the kernels use the lengths of the time of the capture.
     pub(crate) bake: bool,
-    /// Bytes of workspace for each request, as the backend says.
+    /// Bytes of workspace for each request that the backend states.
     pub(crate) said: usize,
     /// Bytes for each request that the kernels write.
     pub(crate) written: usize,
     /// True if steps beyond the limits are refused.
     pub(crate) refuse: bool,
-    /// The reason why a registry finds that it cannot run.
+    /// The reason why a registry cannot run the backend.
     pub(crate) missing: Option<Cause>,
     /// Refuses a configuration, or changes it.
     pub(crate) new: fn(LayerConfig) -> Result<LayerConfig>,
-    /// Changes a call; `None`: nothing is written.
+    /// Changes a call. If it returns `None`, nothing is written.
     pub(crate) call: F,
-    /// Changes what was written.
+    /// Changes the results of a call.
     pub(crate) after: fn(&mut Written<'_>),
 }
 
 pub(crate) type Decode = for<'a> fn(DecodeCall<'a, Cpu>) -> Result<Option<DecodeCall<'a, Cpu>>>;
 pub(crate) type Prefill = for<'a> fn(PrefillCall<'a, Cpu>) -> Result<Option<PrefillCall<'a, Cpu>>>;
 
-/// Bytes of workspace for each request that is allocated.
+/// Bytes of workspace that are allocated for each request.
 pub(crate) const ALLOCATED: usize = 16;
 
 impl<F> Conduct<F> {
@@ -70,7 +70,7 @@ pub(crate) struct Written<'a> {
     pub(crate) lse: &'a mut [u8],
 }
 
-/// The requests of a batch or a call, and numbers that a graph has to read anew.
+/// The requests of a batch or a call, and numbers that a graph has to read again.
 pub(crate) trait Requests {
     fn requests(&self) -> usize;
 
@@ -131,7 +131,7 @@ impl<S> State<S> {
         })
     }
 
-    /// Refuses more requests than it was made for, if the backend refuses any.
+    /// Refuses more requests than the state was made for, if the backend refuses any.
     pub(crate) fn check<F>(&self, batch: &impl Requests, conduct: &Conduct<F>) -> Result<()> {
         let requests = batch.requests();
         match conduct.refuse && requests > self.requests {
@@ -140,8 +140,8 @@ impl<S> State<S> {
         }
     }
 
-    /// Launches kernels. True if they see the numbers that the call has now: results of others
-    /// would be wrong, so none are written.
+    /// Launches kernels. Returns true if they see the call's present numbers. Results of other
+    /// numbers would be wrong, so then none are written.
     pub(crate) fn begin<F>(
         &mut self,
         device: &Simulated,
@@ -183,7 +183,7 @@ pub(crate) fn change(
     after(&mut Written { out, between, lse });
 }
 
-/// A backend with this conduct.
+/// Defines a backend with this conduct.
 macro_rules! conducted {
     (
         $backend:ident for $cpu:ident: $method:ident($of_call:ident), $batch:ty;
@@ -244,8 +244,8 @@ macro_rules! conducted {
                     return Ok(());
                 }
                 if let Some(call) = (Self::CONDUCT.call)(call.on_cpu()?)? {
-                    // SAFETY: the call is the caller's own, who keeps to the contract of calls; no
-                    // conduct gives it other arrays than the call's.
+                    // SAFETY: the caller's call keeps to the contract of calls. No conduct gives it
+                    // other arrays than the call's own.
                     unsafe { self.0.$method(&Cpu::new(), call, &mut state.cpu, &()) }?;
                     device.end(Self::CONDUCT.end_last);
                 }
@@ -260,28 +260,29 @@ macro_rules! conducted {
 /// A backend that breaks a promise.
 pub(crate) struct Wrong {
     pub(crate) name: &'static str,
-    /// The rows of the guide's table that it breaks.
+    /// The rows of the guide's table that the backend breaks.
     pub(crate) rows: &'static [&'static str],
-    /// The topics that find it.
+    /// The topics that find the backend.
     pub(crate) topics: &'static [Tried],
-    /// Words of the message.
+    /// Words that the message has to contain.
     pub(crate) says: &'static [&'static str],
-    /// The plainest topic, chosen by type, and by name.
+    /// The plainest topic, for the backend by type and by name.
     pub(crate) plain: [fn() -> Outcome; 2],
 }
 
-/// A topic's cases for one backend.
+/// The cases of a topic for one backend.
 pub(crate) struct Tried {
     pub(crate) topic: &'static str,
-    /// Chosen by type, and by name.
+    /// The results for the backend by type, and by name.
     pub(crate) wrong: [fn() -> Outcome; 2],
-    /// The same for another backend of the same conduct, which promises nothing that it breaks.
+    /// The results for other backends with the same conduct. They do not promise anything that they
+    /// break.
     pub(crate) kept: &'static [fn() -> Outcome],
 }
 
 pub(crate) type Outcome = std::result::Result<(), String>;
 
-/// Backends, and the table of them.
+/// Defines backends, and a table of them.
 macro_rules! table {
     ($(
         $(#[$about:meta])*
@@ -327,7 +328,7 @@ macro_rules! table {
     };
 }
 
-/// Backends that break a promise: those of both phases, and one phase's own.
+/// Defines backends that break a promise: those of both phases, and those of one phase.
 macro_rules! wrong {
     (plain $plain:ident, dtypes $dtypes:ident; $($own:tt)*) => {
         table! {
@@ -347,7 +348,7 @@ macro_rules! wrong {
             { written: ALLOCATED + 1 }
             says "wrote beyond its workspace, behind a buffer of ";
 
-            // The state is for one request, and is given more.
+            // The state is made for one request, and is given more.
             TakesMore [dtypes = "f32"] breaks ["(all)"] at [Workspace]
             { refuse: false }
             says "wrote beyond its workspace, behind a buffer of 16 bytes, for ";

@@ -1,5 +1,5 @@
-//! Every key and feature of the attribute is in the guide's table of promises, with the topics that
-//! fail if it is not kept, and a backend that each of them finds.
+//! Checks that the guide's table of promises has every key and feature of the attribute. Each row
+//! names the topics that fail if the promise is broken. Each topic has to find a wrong backend.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +15,8 @@ fn read(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).unwrap()
 }
 
-/// A phase with its topics, its wrong backends, and the rows that it cannot break, each with why.
+/// A phase with its topics, its wrong backends, and the rows that it cannot break, with the
+/// reasons.
 struct Phase {
     topics: Vec<&'static str>,
     wrong: &'static [Wrong],
@@ -80,7 +81,7 @@ fn assert_found(phase: &Phase, row: &str, topics: &[String]) {
     }
 }
 
-/// Returns the cells of a table's rows, below its head.
+/// Returns the cells of a table's rows, without its header.
 fn rows(text: &str) -> impl Iterator<Item = Vec<String>> {
     let rows = text.lines().filter(|line| line.starts_with("| "));
     rows.skip(1).map(|row| {

@@ -194,7 +194,7 @@ wrong! {
     { call: |mut call| {
         let mut layout = *call.cache.layout();
         if let Some(strides) = &mut layout.split_rope {
-            // Pages of rotary keys that are as far apart as if nothing lay between them.
+            // Pages of rotary keys are treated as if nothing lay between them.
             strides.page_stride = layout.page_size * strides.row_stride;
             let (latents, rope) = (call.cache.bytes(), call.cache.rope_bytes());
             call.cache = CacheRef::split(latents, rope, layout)?;

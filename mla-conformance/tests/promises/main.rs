@@ -1,5 +1,5 @@
-//! Promises of a spec: a backend that breaks one is found, and one that keeps it or does not make
-//! it is not.
+//! Promises of a spec. A backend that breaks one must be found. A backend that keeps the promise,
+//! or does not make it, must pass.
 
 #[macro_use]
 #[path = "../../../mla-runtime/tests/common/forward.rs"]
@@ -18,7 +18,8 @@ use mla_conformance::{DecodeTopic, PrefillTopic};
 
 use backend::Wrong;
 
-/// Checks that a topic finds each backend, chosen by type and by name, which is right otherwise.
+/// Checks that its topics find each wrong backend, by type and by name. The topic `plain` must pass
+/// unless it is one of them.
 fn check(wrong: &[Wrong], plain: &str) {
     let mut failed = Vec::new();
     let mut hold = |holds: bool, said: String| {
@@ -31,7 +32,7 @@ fn check(wrong: &[Wrong], plain: &str) {
         let is_plain = wrong.topics.iter().any(|tried| tried.topic == plain);
         let [by_type, by_name] = wrong.plain.map(|run| run());
         hold(by_type.is_err() == is_plain, format!("{name}: {by_type:?}"));
-        // No registry gives it.
+        // No registry returns this one.
         let is_absent = name == "Absent";
         hold(
             by_name.is_err() == (is_plain || is_absent),
@@ -63,7 +64,8 @@ fn broken_promises_of_prefill() {
     check(prefill::WRONG, "new_tokens");
 }
 
-/// The topics that the processor alone has no means for; it runs the others itself.
+/// The CPU does not support these topics, so the simulated device runs them. The CPU itself runs
+/// the others.
 #[test]
 fn kept_promises() {
     for topic in [

@@ -1,4 +1,4 @@
-//! Mistakes that backends of both phases make.
+//! Mistakes that backends of both phases can make.
 
 use mla_cpu::Cpu;
 use mla_runtime::backend::LayerConfig;
@@ -7,7 +7,7 @@ use mla_runtime::{Error, Result};
 
 use crate::backend::Written;
 
-/// Refuses other problems than one.
+/// Refuses all problems but one kind.
 pub(crate) fn only(config: LayerConfig, is_taken: bool) -> Result<LayerConfig> {
     match is_taken {
         true => Ok(config),
@@ -17,7 +17,7 @@ pub(crate) fn only(config: LayerConfig, is_taken: bool) -> Result<LayerConfig> {
 
 static ONES: [f32; 4096] = [1.0; 4096];
 
-/// Forgets the factors of query tokens.
+/// Ignores the factors of query tokens.
 pub(crate) fn one_scale<'a>(
     scales: Option<ArrayRef<'a, Cpu, f32>>,
 ) -> Option<ArrayRef<'a, Cpu, f32>> {
@@ -31,14 +31,14 @@ pub(crate) fn few_heads(config: LayerConfig) -> Result<LayerConfig> {
     }
 }
 
-/// Changes numbers of f32.
+/// Changes each f32 number.
 fn each(bytes: &mut [u8], change: impl Fn(f32) -> f32) {
     for number in bytes.as_chunks_mut().0 {
         *number = change(f32::from_le_bytes(*number)).to_le_bytes();
     }
 }
 
-/// Loses small numbers.
+/// Sets small numbers to 0.
 pub(crate) fn flush(numbers: &mut [u8]) {
     each(numbers, |x| if x.abs() < 1e-5 { 0.0 } else { x });
 }
@@ -52,7 +52,7 @@ pub(crate) fn rounded(lse: &mut [u8]) {
     each(lse, |lse| lse + 3e-3);
 }
 
-/// Rounds otherwise for some numbers of rows, as another order of sums would.
+/// Rounds differently for some numbers of rows, as another order of sums would.
 pub(crate) fn by_rows(written: &mut Written<'_>) {
     let last_bit = u32::from(written.out.len() / 8192 % 5 == 1);
     each(written.out, |x| f32::from_bits(x.to_bits() ^ last_bit));

@@ -1,5 +1,5 @@
-//! A device on the host with the properties of a GPU that backends' promises depend on: kernels
-//! that overlap, graphs, and guards around buffers.
+//! A device on the host with the properties of a GPU that promises depend on: overlapping kernels,
+//! graphs, and guards around buffers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -12,23 +12,23 @@ use mla_runtime::tensor::Memory;
 
 use crate::forward::*;
 
-/// A handle of the device.
+/// A handle of the simulated device.
 #[derive(Clone, Default)]
 pub(crate) struct Simulated(Arc<Mutex<Stream>>);
 
 /// State of the device's one stream.
 #[derive(Default)]
 struct Stream {
-    /// A kernel has let its dependents begin, and has not written yet.
+    /// True if a kernel has let its dependents begin, but has not written yet.
     writes_late: bool,
-    /// Kernels of a call have not ended, though the last that was enqueued has.
+    /// True if kernels of a call are still running, although the last one has ended.
     runs_on: bool,
     graph: Graph,
     guarding: bool,
     guarded: Vec<Weak<Guarded>>,
 }
 
-/// The part that graphs play in what a call enqueues.
+/// The role of graphs in the work that a call enqueues.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Graph {
     #[default]
@@ -42,7 +42,7 @@ impl Simulated {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A kernel begins, and waits for those before it or does not. `false`: its inputs are not
+    /// Begins a kernel, which may wait for preceding ones. Returns false if its inputs are not
     /// there.
     pub(crate) fn begin(&self, waits: bool) -> bool {
         let mut stream = self.stream();
@@ -50,7 +50,7 @@ impl Simulated {
         !stream.writes_late
     }
 
-    /// The last kernel of a call ends, behind all others of the call or before.
+    /// Ends the last kernel of a call, after all others of the call or before.
     pub(crate) fn end(&self, is_last: bool) {
         self.stream().runs_on = !is_last;
     }
@@ -77,7 +77,7 @@ struct Guarded {
 }
 
 impl Kept {
-    /// Plays a kernel that writes `bytes` bytes from the beginning on.
+    /// Simulates a kernel that writes `bytes` bytes from the beginning on.
     pub(crate) fn write(&self, bytes: usize) {
         let is_beyond = bytes > self.guarded.bytes;
         self.guarded
@@ -130,7 +130,7 @@ impl Memory for Simulated {
 }
 
 impl Dependents<Self> for Simulated {
-    /// Writes at once; [`Simulated::begin`] tells kernels that do not wait that their inputs are
+    /// Writes at once. [`Simulated::begin`] tells kernels that do not wait that their inputs are
     /// not there.
     fn copy_late(&self, from: &[u8], to: &mut [u8]) -> Result<()> {
         to.copy_from_slice(from);
@@ -195,7 +195,7 @@ impl Device for Simulated {
         Ok(Some(Box::new(self.clone())))
     }
 
-    /// A capture sees its own inputs, and each replay those that are there then.
+    /// A capture sees its own inputs. Each replay sees the inputs of that time.
     fn probe_replay(&self, work: &mut dyn Replayed) -> Result<bool> {
         work.enqueue()?;
         self.stream().graph = Graph::Captures;

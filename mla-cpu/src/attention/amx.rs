@@ -1,13 +1,13 @@
 //! bf16 products on Intel's matrix unit (AMX), for Linux on x86-64.
 //!
-//! The unit has eight tile registers of sixteen rows of 64 bytes. `tdpbf16ps c, a, b` adds to the
-//! f32 tile `c` [16, 16] the product of `a` [16, 32], whose rows are rows in memory, and `b`
-//! [32, 16], whose rows are *pairs* of rows: row `i` of the register holds
-//! `b[2i][0], b[2i+1][0], b[2i][1], b[2i+1][1], …`.
+//! The unit has eight tile registers of sixteen rows of 64 bytes. `tdpbf16ps c, a, b` adds the
+//! product of `a` [16, 32] and `b` [32, 16] to the f32 tile `c` [16, 16]. The rows of `a` are rows
+//! in memory. The rows of `b` are *pairs* of rows: row `i` of the register holds `b[2i][0],
+//! b[2i+1][0], b[2i][1], b[2i+1][1], …`.
 //!
-//! A kernel multiplies two tiles of `a` by two of `b`: four loads for four products, which the
-//! first-level cache can feed. [`Tiles`] names these tiles for any [`Unit`]. Tests have a unit that
-//! multiplies in Rust, so the order of tiles is tested without a matrix unit, too.
+//! A kernel multiplies two tiles of `a` by two of `b`. It needs four loads for four products, which
+//! the first-level cache can deliver. [`Tiles`] arranges the tiles for any [`Unit`]. Tests have a
+//! unit that multiplies in Rust. They can check the order of tiles without a matrix unit, too.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -20,33 +20,33 @@ use super::softmax::LANES;
 use super::vectors::PairVectors;
 use super::{KEYS, Rows};
 
-/// Unit that multiplies tiles of bf16.
+/// A unit that multiplies tiles of bf16.
 ///
 /// # Safety
 ///
-/// There is a value only where the processor has `avx512f,avx512bw,avx512vl,avx512bf16`, the vector
-/// instructions around the unit.
+/// A value exists only if the processor has the vector instructions around the unit,
+/// `avx512f,avx512bw,avx512vl,avx512bf16`.
 pub(crate) unsafe trait Unit: Copy + Send {
-    /// Gives all tile registers sixteen rows of 64 bytes.
+    /// Configures all tile registers as sixteen rows of 64 bytes.
     fn configure(self);
 
-    /// Gives the tile registers back, so that the thread's switches need not save them.
+    /// Releases the tile registers, so that context switches need not save them.
     fn release(self);
 
     /// Computes `c[i][j] = c[i][j]? + Σ a[i] · b[j]` over `steps` steps of 32.
     ///
     /// # Safety
     ///
-    /// This thread has called [`configure`](Self::configure), and not `release` since. For each of
-    /// the kernel's tiles: `a[i]` is readable for 16 rows of `a_pitch` bytes, of which the first 64
-    /// · `steps` are used; `b[j]` is readable for `steps` · 1024 bytes; and `c[i]` is readable and
-    /// writable for 16 rows of `c_pitch` bytes, of which the first 64 per column tile are used.
-    /// `steps` is not 0.
+    /// This thread has called [`configure`](Self::configure), and not `release` since. `steps` is
+    /// not 0. For each of the kernel's tiles: `a[i]` is readable for 16 rows of `a_pitch` bytes,
+    /// and the first 64 · `steps` bytes of each are used; `b[j]` is readable for `steps` · 1024
+    /// bytes; `c[i]` is readable and writable for 16 rows of `c_pitch` bytes, and the first 64
+    /// bytes per column tile of each are used.
     unsafe fn multiply(self, kernel: Kernel, operands: Operands);
 }
 
-/// Shape of one multiplication, in tiles of rows by tiles of columns. `Set` overwrites the result;
-/// `Add` adds to it.
+/// The shape of one multiplication, in tiles of rows by tiles of columns. `Set` overwrites the
+/// result; `Add` adds to it.
 #[derive(Clone, Copy)]
 pub(crate) enum Kernel {
     Set2x2,
@@ -55,8 +55,9 @@ pub(crate) enum Kernel {
     Add1x2,
 }
 
-/// Addresses of up to two tiles each of rows and of columns. `a` tiles step by 64 bytes; `b` tiles
-/// lie whole, one after the other; the two tiles of a row of `c` are neighbours.
+/// The addresses of up to two row tiles and two column tiles. Along a row, tiles of `a` are 64
+/// bytes apart. Tiles of `b` are contiguous, one after another. The two tiles in a row of `c` are
+/// adjacent.
 #[derive(Clone, Copy)]
 pub(crate) struct Operands {
     a: [*const u8; 2],
@@ -72,7 +73,8 @@ pub(crate) struct Operands {
 pub(crate) struct Amx(());
 
 impl Amx {
-    /// Returns the proof if the processor has the unit and the kernel grants its registers.
+    /// Returns the proof if the processor has the unit and the operating system permits its
+    /// registers.
     pub(crate) fn new() -> Option<Self> {
         static AVAILABLE: OnceLock<bool> = OnceLock::new();
         AVAILABLE.get_or_init(detect).then_some(Self(()))
@@ -130,9 +132,9 @@ fn detect() -> bool {
     if !PairVectors::detect() {
         return false;
     }
-    // SAFETY: every x86-64 processor has the instruction `cpuid`. The call asks for the permission
-    // to use the tile registers and touches no memory; where the kernel does not know it, it
-    // returns an error.
+    // SAFETY: every x86-64 processor has the instruction `cpuid`. The system call requests
+    // permission to use the tile registers and touches no memory. A kernel that does not know the
+    // call returns an error.
     unsafe {
         __cpuid(0).eax >= 7
             && __cpuid_count(7, 0).edx & (AMX_BF16 | AMX_TILE) == AMX_BF16 | AMX_TILE
@@ -144,7 +146,7 @@ fn detect() -> bool {
     }
 }
 
-// Defines one kernel of `Amx` by its instructions before the steps, in each step, and after them.
+// Defines one kernel of `Amx` by its instructions before, in and after the steps.
 macro_rules! kernel {
     ($name:ident, [$($start:literal),*], [$($step:literal),*], [$($end:literal),*]) => {
         /// # Safety
@@ -275,7 +277,7 @@ kernel!(
     ]
 );
 
-/// The products of attention by tiles.
+/// The products of attention, computed by tiles.
 #[derive(Clone, Copy)]
 pub(crate) struct Tiles<U>(pub(crate) U);
 
@@ -333,7 +335,7 @@ unsafe impl<U: Unit> Bf16Products for Tiles<U> {
             };
             // SAFETY: `begin` configured the tiles. Each `a` is 16 whole rows of keys, since
             // `count` is a multiple of 32; each `b` is one group's paired queries, width · 16
-            // elements, which is `steps` tiles; each `c` is 16 whole rows of 32 scores.
+            // elements or `steps` tiles; each `c` is 16 whole rows of 32 scores.
             unsafe { self.0.multiply(kernel, operands) };
         }
     }
@@ -367,7 +369,7 @@ unsafe impl<U: Unit> Bf16Products for Tiles<U> {
                 steps,
             };
             // SAFETY: `begin` configured the tiles. Each `a` is a group's 16 rows of KEYS weights;
-            // each `b` is KEYS / 32 tiles, of which `steps` at most are used; each `c` is 32
+            // each `b` is KEYS / 32 tiles, and at most `steps` of them are used; each `c` is 32
             // columns of 16 rows of `out`, whose width is a multiple of 32.
             unsafe { self.0.multiply(kernel, operands) };
         }
@@ -384,7 +386,7 @@ mod tests {
     use super::super::{Source, Widths, Workspace};
     use super::*;
 
-    // The definition of the unit's products, with a proof of the vector instructions.
+    // The unit's products by their definition, with a proof of the vector instructions.
     #[derive(Clone, Copy)]
     struct Emulated(PairVectors);
 
@@ -403,7 +405,7 @@ mod tests {
             };
             for (i, j) in (0..rows).flat_map(|i| (0..columns).map(move |j| (i, j))) {
                 for (row, column) in (0..16).flat_map(|row| (0..16).map(move |c| (row, c))) {
-                    // SAFETY: within the operands that the contract of `multiply` is about.
+                    // SAFETY: within the operands of `multiply`, by its contract.
                     unsafe {
                         let a = operands.a[i].add(row * operands.a_pitch).cast::<bf16>();
                         let b = operands.b[j].cast::<bf16>();
@@ -421,7 +423,7 @@ mod tests {
         }
     }
 
-    // Random rows, some of them with a NaN in a column.
+    // Random rows. Some of them have a NaN in a column.
     struct Random {
         widths: Widths,
         queries: Vec<bf16>,
@@ -494,8 +496,8 @@ mod tests {
         (0..rows).map(row).collect()
     }
 
-    // Checks that all tiles are read and written at the right addresses, NaN and masks included, by
-    // a comparison with the vector instructions, which the conformance suite holds against the
+    // Checks that all tiles are read and written at the right addresses, also with NaN and masks.
+    // The test compares with the vector instructions, which the conformance suite compares with the
     // reference.
     #[test]
     fn tiles_multiply_what_vectors_do() {
@@ -519,7 +521,8 @@ mod tests {
             let want = attend(pairs, &source, keys);
             for (row, (got, want)) in got.iter().zip(&want).enumerate() {
                 for (column, (got, want)) in got.iter().zip(want).enumerate() {
-                    // The sums are of another order, which may round a weight the other way.
+                    // The sums are in another order. A weight may therefore be rounded the other
+                    // way.
                     let near = (got - want).abs() < 4e-3 || got == want;
                     let both_nan = got.is_nan() && want.is_nan();
                     assert!(

@@ -1,13 +1,13 @@
-//! Attention in bf16: inputs bf16, products and sums f32, and the softmax's weights rounded to
+//! Attention in bf16: inputs are bf16, products and sums f32. The softmax's weights are rounded to
 //! bf16, as every flash attention in bf16 does.
 //!
-//! Instructions that multiply bf16 add up the products of two neighbours. Operands that they
-//! broadcast or take by rows lie in memory as needed. Operands that they take by columns are
+//! Instructions for bf16 add up the products of two neighbouring elements. Some operands are
+//! broadcast or read by rows, and need no special layout. Operands that are read by columns must be
 //! *paired*: two rows are interleaved.
 //!
 //! | product | by rows | paired |
 //! |---|---|---|
-//! | scores [keys, rows] | keys, as they are | queries, once per unit |
+//! | scores [keys, rows] | keys, without a change of layout | queries, once per unit |
 //! | out [rows, V] | weights, transposed while they are rounded to bf16 | values, once per tile |
 
 use std::arch::x86_64::*;
@@ -21,35 +21,35 @@ use crate::buffer::Scratch;
 use crate::transpose::exchange;
 use mla_runtime::Result;
 
-/// Query rows of a block.
+/// The number of query rows in a block.
 pub(crate) const BLOCK: usize = 2 * LANES;
 
-/// Multiple of bf16 elements to which rows are padded.
+/// Rows are padded to a multiple of this number of bf16 elements.
 pub(crate) const DEPTH: usize = 32;
 
-/// The products of an engine of bf16: `Q · Kᵀ` and `P · V`.
+/// The products of a bf16 engine: `Q · Kᵀ` and `P · V`.
 ///
 /// # Safety
 ///
-/// There is a value only where the processor has `avx512f,avx512bw,avx512vl,avx512bf16`: an engine
-/// calls functions that are compiled for them.
+/// A value exists only if the processor has `avx512f,avx512bw,avx512vl,avx512bf16`. An engine calls
+/// functions that are compiled for these instructions.
 pub(crate) unsafe trait Bf16Products: Copy + Send {
-    /// True if keys may lie anywhere; false if they have to lie one after the other.
+    /// True if keys may be anywhere in memory; false if they must be contiguous.
     const IN_PLACE: bool;
 
-    /// Keys that are multiplied together: a divisor of 32.
+    /// The number of keys that are multiplied together: a divisor of 32.
     const STEP: usize;
 
     /// Prepares the thread for a unit.
     fn begin(self) {}
 
-    /// Lays out queries `[rows, width]`, of whole sixteens of rows, as [`score`](Self::score) takes
-    /// them.
+    /// Arranges queries `[rows, width]` in the layout that [`score`](Self::score) needs. `rows` is
+    /// a multiple of 16.
     fn arrange(self, rows: usize, queries: &[bf16], width: usize, to: &mut [bf16]);
 
-    /// Computes scores[..count][..rows] = keys · queries, scores `[KEYS, BLOCK]`; `count` is a
-    /// multiple of `STEP`, and `filler` stands for keys that are not there. It writes the scores of
-    /// 16 rows at a time, so those of up to 15 rows behind the last one may change.
+    /// Computes scores[..count][..rows] = keys · queries, with scores `[KEYS, BLOCK]`. `count` is a
+    /// multiple of `STEP`; `filler` replaces missing keys. The scores are written for 16 rows at a
+    /// time, so those of up to 15 rows after the last one may change.
     fn score(
         self,
         keys: Rows<'_, bf16>,
@@ -59,10 +59,10 @@ pub(crate) unsafe trait Bf16Products: Copy + Send {
         scores: &mut [f32],
     );
 
-    /// Computes out[..rows][..width] += weights[.., ..count] · values, weights `[BLOCK, KEYS]`,
-    /// values paired: `[width / 16][KEYS / 2][16][2]`. `count` has to be a multiple of `STEP`, and
-    /// `width` a multiple of 32. It reads weights and writes outputs of 16 rows at a time, so
-    /// outputs of up to 15 rows behind the last one may change.
+    /// Computes out[..rows][..width] += weights[.., ..count] · values. Weights are `[BLOCK, KEYS]`,
+    /// and values are paired: `[width / 16][KEYS / 2][16][2]`. `count` must be a multiple of
+    /// `STEP`, and `width` a multiple of 32. Weights and outputs are accessed for 16 rows at a
+    /// time, so outputs of up to 15 rows after the last one may change.
     fn accumulate(
         self,
         values: &[bf16],
@@ -75,25 +75,26 @@ pub(crate) unsafe trait Bf16Products: Copy + Send {
     fn end(self) {}
 }
 
-/// Engine of bf16 products and f32 sums.
+/// An engine with bf16 products and f32 sums.
 pub(crate) struct Bf16Engine<P> {
     products: P,
-    // Widths before padding.
+    // The widths before padding.
     widths: Widths,
-    // Widths padded to whole tiles with zeros.
+    // The widths, padded with zeros to whole tiles.
     key_width: usize,
     value_width: usize,
-    // Keys of the tile, filled up, and whether its values are paired.
+    // The number of keys in the tile after padding, and true if its values are already paired.
     tile: usize,
     paired: bool,
-    // Queries, row-major [rows, key_width], and paired: [rows / 16][key_width / 2][16][2].
+    // Queries, row-major [rows, key_width], and the same paired: [rows / 16][key_width / 2][16][2].
     query_rows: Scratch<bf16>,
     queries: Scratch<bf16>,
     // Keys, [KEYS, key_width].
     keys: Scratch<bf16>,
-    // A key of zeros, which fills up a tile whose keys are read in place.
+    // A key of zeros. It pads a tile whose keys are read in place.
     filler: Scratch<bf16>,
-    // Values, row-major [KEYS, value_width], and paired: [value_width / 16][KEYS / 2][16][2].
+    // Values, row-major [KEYS, value_width], and the same paired: [value_width / 16][KEYS /
+    // 2][16][2].
     value_rows: Scratch<bf16>,
     values: Scratch<bf16>,
     // Scores, [KEYS, BLOCK].
@@ -113,7 +114,7 @@ impl<P: Bf16Products> Engine for Bf16Engine<P> {
         let key_width = widths.key.next_multiple_of(DEPTH);
         let value_width = widths.value.next_multiple_of(2 * LANES);
         // Values that are the first part of keys are read in whole tiles of columns. The columns
-        // past the last value are not used, but they have to be readable.
+        // after the last value are not used, but they must be readable.
         let key_width = if widths.shared {
             key_width.max(value_width)
         } else {
@@ -175,8 +176,8 @@ impl<P: Bf16Products> Engine for Bf16Engine<P> {
         if in_place {
             return;
         }
-        // The last tile is filled up with zeros: a score of 0 is masked, but a NaN left over from
-        // another call would reach other rows.
+        // The last tile is padded with zeros. A score of 0 gets masked, but a NaN left from another
+        // call would reach other rows.
         self.keys[keys * self.key_width..self.tile * self.key_width].fill(bf16::ZERO);
         if !self.widths.shared {
             let part = keys * self.value_width..self.tile * self.value_width;
@@ -219,8 +220,8 @@ impl<P: Bf16Products> Engine for Bf16Engine<P> {
             let rows = group * LANES * self.value_width;
             rescale(&alpha, &mut out[rows..], self.value_width);
         }
-        // The product goes on to the end of the last keys that are multiplied together. The
-        // rows behind them that complete a tile in place are finite.
+        // The product includes all keys up to a multiple of `STEP`. If the tile is read in place,
+        // the added rows are finite.
         let partly = match in_place {
             Some(_) => 0..0,
             None => seen.by_all..padded,
@@ -251,8 +252,8 @@ impl<P: Bf16Products> Engine for Bf16Engine<P> {
 }
 
 impl<P> Bf16Engine<P> {
-    // Pairs the tile's values, once. The scores come first: they multiply one set of keys while the
-    // next is fetched from memory.
+    // Pairs the tile's values once. This happens after the scores, which multiply one set of keys
+    // while the next set is fetched from memory.
     fn pair_values(&mut self, in_place: Option<&[&[bf16]]>) {
         if std::mem::replace(&mut self.paired, true) {
             return;
@@ -266,7 +267,7 @@ impl<P> Bf16Engine<P> {
         unsafe { pair_values(&rows[..self.tile], self.value_width, &mut self.values) };
     }
 
-    // Returns the values as they were loaded, and the distance from one row of them to the next.
+    // Returns the values as they were loaded, and the distance between their rows.
     fn value_rows(&self) -> (&[bf16], usize) {
         match self.widths.shared {
             true => (&self.keys, self.key_width),
@@ -285,14 +286,15 @@ impl<P> Bf16Engine<P> {
             .all(|key| largest(&rows[key * pitch..][..self.value_width]) < bf16::INFINITY.to_bits())
     }
 
-    // Calls `work` for each value of some keys that is not finite: with its place among the paired
-    // values, the weights, its key, its column, and the value as it was loaded.
+    // Calls `work` for each value of some keys that is not finite. The arguments are its place
+    // among the paired values, the weights, its key, its column, and the value as it was loaded.
     fn each_not_finite(
         &mut self,
         keys: Range<usize>,
         mut work: impl FnMut(&mut bf16, &[bf16], usize, usize, bf16),
     ) {
-        // The body of `value_rows`, since the places are borrowed at the same time.
+        // This repeats the body of `value_rows`, because the paired values are borrowed at the same
+        // time.
         let (rows, pitch) = match self.widths.shared {
             true => (&self.keys, self.key_width),
             false => (&self.value_rows, self.value_width),
@@ -352,7 +354,7 @@ fn pair_values(rows: &[&[bf16]], width: usize, to: &mut [bf16]) {
     };
     let (low, high) = (interleave(0), interleave(16));
     let tile = KEYS * LANES;
-    // Columns are the outer loop: writes are then contiguous, and each row's cache line is read
+    // Columns are the outer loop. Writes are then contiguous, and each cache line of a row is read
     // once.
     for column in (0..width).step_by(2 * LANES) {
         let (first, second) = to[column / LANES * tile..].split_at_mut(tile);
@@ -366,16 +368,16 @@ fn pair_values(rows: &[&[bf16]], width: usize, to: &mut [bf16]) {
     }
 }
 
-// Returns the index at which `pair_values` puts a value.
+// Returns the index of a value in the output of `pair_values`.
 pub(super) fn paired_value(key: usize, column: usize) -> usize {
     column / LANES * KEYS * LANES + key / 2 * 2 * LANES + column % LANES * 2 + key % 2
 }
 
-// Computes `softmax::exp2` with fused multiply-adds and an instruction that scales by a power of
-// two.
+// Computes `softmax::exp2` with fused multiply-adds, and with an instruction that scales by a power
+// of two.
 #[target_feature(enable = "avx512f")]
 fn exp2(x: __m512) -> __m512 {
-    // Operands in this order keep a NaN.
+    // This order of operands keeps a NaN.
     let x = _mm512_max_ps(_mm512_set1_ps(-200.0), x);
     let n = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
     let f = _mm512_sub_ps(x, n);
@@ -386,8 +388,8 @@ fn exp2(x: __m512) -> __m512 {
     _mm512_scalef_ps(power, n)
 }
 
-// Computes `softmax::softmax`, but writes the weights as bf16 and transposed: `[16, KEYS]`. Keys
-// are filled up to a multiple of 32 with weights of 0.
+// Computes `softmax::softmax`, but writes the weights as bf16 and transposed: `[16, KEYS]`. The
+// keys are padded to a multiple of 32 with weights of 0.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 fn softmax(
     scores: &[f32],
@@ -399,7 +401,7 @@ fn softmax(
 ) -> [f32; LANES] {
     let padded = keys.next_multiple_of(2 * LANES);
     let infinite = _mm512_set1_ps(f32::NEG_INFINITY);
-    // SAFETY: sixteen elements each.
+    // SAFETY: each access is to sixteen elements of an array of that length.
     let (limit, factor, before, sum_before) = unsafe {
         (
             _mm512_loadu_si512(limits.as_ptr().cast()),
@@ -413,17 +415,18 @@ fn softmax(
         by_all: (seen as usize).min(keys),
         limit,
     };
-    // The largest score is the largest scaled one, since scales are positive.
+    // Scales are positive, so the largest score is also the largest scaled score.
     let max = _mm512_mul_ps(largest(scores, padded, mask), factor);
     let max = _mm512_max_ps(before, max);
-    // A row without a largest score is kept at 2^(−inf − 0) = 0 rather than −inf − −inf.
+    // A row that has no largest score gets the base 0. Its weights are then 2^(−inf − 0) = 0
+    // instead of a NaN from −inf − −inf.
     let nothing = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(max, infinite);
     let base = _mm512_mask_mov_ps(max, nothing, _mm512_setzero_ps());
     let alpha = exp2(_mm512_sub_ps(before, base));
     let sum = weigh(scores, padded, mask, factor, base, weights);
     let sum = _mm512_fmadd_ps(sum_before, alpha, sum);
     let mut factors = [0.0; LANES];
-    // SAFETY: sixteen elements each.
+    // SAFETY: each access is to sixteen elements of an array of that length.
     unsafe {
         _mm512_storeu_ps(running.max.as_mut_ptr(), max);
         _mm512_storeu_ps(running.sum.as_mut_ptr(), sum);
@@ -432,11 +435,11 @@ fn softmax(
     factors
 }
 
-// Mask of the keys of a tile that each of sixteen rows sees. Both passes over the scores apply it,
-// so that the first need not write.
+// The mask of the keys in a tile that each of sixteen rows sees. Both passes over the scores apply
+// it, so that the first pass need not write.
 #[derive(Clone, Copy)]
 struct Mask {
-    // The keys that every row sees, which need no mask.
+    // The number of keys that every row sees. They need no mask.
     by_all: usize,
     // The number of keys that each row sees.
     limit: __m512i,
@@ -463,7 +466,7 @@ fn largest(scores: &[f32], padded: usize, mask: Mask) -> __m512 {
         if key >= mask.by_all {
             score = _mm512_mask_mov_ps(infinite, mask.sees(key), score);
         }
-        // Operands in this order pass over a NaN in the score: it shows in the sum.
+        // This order of operands skips a NaN in the score. The sum shows the NaN.
         max[key % 4] = _mm512_max_ps(score, max[key % 4]);
     }
     let max = [_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3])];
@@ -487,7 +490,7 @@ fn weigh(
     for key in (0..padded).step_by(2 * LANES) {
         let mut pairs = [_mm512_setzero_si512(); 16];
         for (pair, to) in pairs.iter_mut().enumerate() {
-            // SAFETY: within `scores`, as asserted: `padded` is whole steps.
+            // SAFETY: within `scores`, as asserted: `padded` is a multiple of the step.
             let (a, b) = unsafe {
                 let at = scores.as_ptr().add((key + 2 * pair) * BLOCK);
                 (_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(BLOCK)))
@@ -500,7 +503,7 @@ fn weigh(
             }
             sum[0] = _mm512_add_ps(sum[0], a);
             sum[1] = _mm512_add_ps(sum[1], b);
-            // The two weights of each row become neighbours.
+            // Places the two weights of each row side by side.
             let low = _mm512_cvtepu16_epi32(bits(_mm512_cvtneps_pbh(a)));
             let high = _mm512_cvtepu16_epi32(bits(_mm512_cvtneps_pbh(b)));
             *to = _mm512_or_si512(low, _mm512_slli_epi32::<16>(high));
@@ -514,7 +517,7 @@ fn weigh(
 }
 
 fn bits(value: __m256bh) -> __m256i {
-    // SAFETY: two names for 256 bits.
+    // SAFETY: both types have 256 bits without padding.
     unsafe { std::mem::transmute(value) }
 }
 
@@ -527,7 +530,7 @@ mod tests {
         if !is_x86_feature_detected!("avx512bf16") || !is_x86_feature_detected!("avx512bw") {
             return;
         }
-        // Row 0 sees a NaN alone, row 1 a NaN and a number, row 2 a number and no NaN.
+        // Row 0 sees only a NaN. Row 1 sees a NaN and a number. Row 2 sees a number and no NaN.
         let (mut limits, mut scores) = ([2; LANES], [0.5; 32 * BLOCK]);
         limits[..3].copy_from_slice(&[1, 2, 1]);
         scores[0] = f32::NAN;
@@ -535,7 +538,7 @@ mod tests {
         scores[BLOCK + 2] = f32::NAN;
         let mut running = Running::EMPTY;
         let mut weights = vec![bf16::ZERO; LANES * KEYS];
-        // SAFETY: the instruction sets are there.
+        // SAFETY: the test has detected the instruction sets.
         let factors = unsafe {
             softmax(
                 &scores,
@@ -567,7 +570,7 @@ mod tests {
             .collect();
         let rows: Vec<&[bf16]> = rows.chunks(width).collect();
         let mut paired = vec![bf16::ZERO; KEYS * width];
-        // SAFETY: the instruction sets are there.
+        // SAFETY: the test has detected the instruction sets.
         unsafe { pair_values(&rows, width, &mut paired) };
         for key in 0..keys {
             for column in 0..width {
@@ -583,13 +586,13 @@ mod tests {
         }
         for step in 0..200_000 {
             let x = -150.0 * (step as f32 / 200_000.0);
-            // SAFETY: the instruction set is there; sixteen elements.
+            // SAFETY: the test has detected the instruction set; both types have sixteen elements.
             let got: [f32; 16] = unsafe { std::mem::transmute(exp2(_mm512_set1_ps(x))) };
             let want = f64::from(x).exp2();
             let error = (f64::from(got[0]) - want).abs() / want.max(2f64.powi(-126));
             assert!(error < 2f64.powi(-22), "2^{x}: {} for {want}", got[0]);
         }
-        // SAFETY: the instruction set is there.
+        // SAFETY: the test has detected the instruction set.
         let special = unsafe {
             [f32::NEG_INFINITY, f32::NAN].map(|x| _mm512_cvtss_f32(exp2(_mm512_set1_ps(x))))
         };

@@ -1,5 +1,5 @@
-//! Attention of a block of query rows to a range of keys, tile by tile, which is what both phases
-//! do: in prefill the rows are tokens of one head, in decode the heads of a request's tokens.
+//! Attention of a block of query rows to a range of keys, tile by tile. Both phases use it. In
+//! prefill the rows are tokens of one head; in decode they are the heads of a request's tokens.
 //!
 //! ```text
 //! load the query rows
@@ -11,10 +11,10 @@
 //!         out += scoresᵀ · values                           [rows, V]
 //! ```
 //!
-//! Tiles begin at fixed multiples of 256 from the range's first key and every row is computed by
-//! itself, so a row's result depends neither on the rows around it nor on the thread. A NaN among
-//! what a row sees makes its result NaN. A key that it does not see never reaches it, although a
-//! block is multiplied as a whole (see [`Seen`]).
+//! Tiles begin at multiples of 256 from the range's first key, and every row is computed by itself.
+//! A row's result thus depends neither on other rows nor on the thread. If a row sees a NaN, its
+//! result is NaN. A key that a row does not see never affects it, although a block is multiplied as
+//! a whole (see [`Seen`]).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,13 +48,13 @@ pub(crate) use softmax::{LANES, Running};
 #[cfg(target_arch = "x86_64")]
 use vectors::{PairVectors, Vectors};
 
-/// Keys of a tile.
+/// The number of keys in a tile.
 pub(crate) const KEYS: usize = 256;
 
-/// Maximum number of query rows of an engine's block.
+/// The maximum number of query rows in an engine's block.
 const MAX_BLOCK: usize = 4 * LANES;
 
-/// Queries, keys and values of a unit.
+/// The queries, keys and values of a unit of work.
 pub(crate) trait Source<S: Lane> {
     /// Writes the query of a row.
     fn query(&self, row: usize, to: &mut [S]);
@@ -62,7 +62,7 @@ pub(crate) trait Source<S: Lane> {
     /// Returns the factor of a row's scores before they become exponents of 2.
     fn scale(&self, row: usize) -> f32;
 
-    /// Returns the number of keys, from the unit's first on, that a row sees.
+    /// Returns the number of keys that a row sees, counted from the unit's first key.
     fn limit(&self, row: usize) -> usize;
 
     /// Writes the key at a position.
@@ -71,28 +71,27 @@ pub(crate) trait Source<S: Lane> {
     /// Returns the key at a position without a copy, if the source holds it in the engine's type.
     fn key_in_place(&self, position: usize) -> Option<&[S]>;
 
-    /// Writes the value at a position; not called where values are the first part of keys.
+    /// Writes the value at a position. This is not called if values are the first part of keys.
     fn value(&self, position: usize, to: &mut [S]);
 }
 
 /// The widths that an engine is made for.
 #[derive(Clone, Copy)]
 pub(crate) struct Widths {
-    /// Width of queries and keys.
+    /// The width of queries and keys.
     pub(crate) key: usize,
-    /// Width of values.
+    /// The width of values.
     pub(crate) value: usize,
     /// True if a value is the first part of its key.
     pub(crate) shared: bool,
-    /// True if a row has the same place in every unit. Then a remainder of up to eight rows of a
-    /// unit may be summed in another order than the rest, and a row's result still does not depend
-    /// on the rows around it.
+    /// True if a row has the same place in every unit. A remainder of up to eight rows may then be
+    /// summed in another order than the rest. A row's result still does not depend on other rows.
     pub(crate) fixed_rows: bool,
 }
 
 impl Widths {
-    // Returns the number of rows whose scores are computed: all rows if they are fixed, else whole
-    // sixteens.
+    // Returns the number of rows whose scores are computed. If rows have fixed places, it is their
+    // number; otherwise it is rounded up to a multiple of sixteen.
     fn scored(self, rows: usize) -> usize {
         match self.fixed_rows {
             true => rows,
@@ -103,26 +102,27 @@ impl Widths {
 
 /// The keys of a tile that the rows of a block see.
 ///
-/// A row's weight for a key that it does not see is 0, but 0 times a NaN is NaN. An engine
-/// therefore takes values that are not finite out of the product if some row of the block does not
-/// see their key, and adds them to the rows that do ([`add_value`](Self::add_value)).
+/// The weight of a key that a row does not see is 0, but 0 times a NaN is NaN. If some row of the
+/// block does not see a key, an engine therefore leaves values of this key that are not finite out
+/// of the product. It adds them to the rows that see the key ([`add_value`](Self::add_value)).
 #[derive(Clone, Copy)]
 pub(crate) struct Seen<'a> {
     /// The rows of the block.
     pub(crate) rows: usize,
-    /// Numbers of keys of the tile that each row sees, sixteen rows by sixteen; 0 for rows that
-    /// fill up the last sixteen.
+    /// The number of keys in the tile that each row sees, in groups of sixteen rows. It is 0 for
+    /// rows that pad the last group.
     pub(crate) limits: &'a [[u32; LANES]],
-    /// Factors of each row's scores, in the same way.
+    /// The factors of each row's scores, in the same groups.
     pub(crate) scales: &'a [[f32; LANES]],
-    /// The keys that every row of the unit sees; their values need no check.
+    /// The number of keys that every row of the unit sees. Their values need no check.
     pub(crate) by_all: usize,
-    /// The keys that some row sees.
+    /// The number of keys that some row sees.
     pub(crate) by_some: usize,
 }
 
 impl Seen<'_> {
-    // Adds weight · value to an output of each row that sees the key; `out` begins at row 0's.
+    // Adds weight · value to an output of each row that sees the key. `out` begins at that of row
+    // 0.
     pub(crate) fn add_value(
         &self,
         key: usize,
@@ -142,7 +142,7 @@ impl Seen<'_> {
 /// The keys or values of a tile.
 #[derive(Clone, Copy)]
 pub(crate) enum Rows<'r, S> {
-    /// Copies, one after the other.
+    /// Copies, one after another.
     Loaded(&'r [S]),
     /// References to rows in the caller's memory.
     InPlace(&'r [&'r [S]]),
@@ -153,7 +153,7 @@ impl<'r, S> Rows<'r, S> {
         in_place.map_or(Self::Loaded(loaded), Self::InPlace)
     }
 
-    // Returns rows that follow each other.
+    // Returns the rows if they are copies.
     fn loaded(self) -> &'r [S] {
         match self {
             Self::Loaded(rows) => rows,
@@ -161,8 +161,8 @@ impl<'r, S> Rows<'r, S> {
         }
     }
 
-    // Returns the first `count` rows; loaded ones are `pitch` apart, and `filler` stands for those
-    // that do not lie anywhere.
+    // Returns the first `count` rows. Copies are `pitch` apart. Among rows in place, `filler`
+    // replaces missing ones.
     #[cfg(target_arch = "x86_64")]
     fn list(self, pitch: usize, count: usize, filler: &'r [S]) -> [&'r [S]; KEYS] {
         std::array::from_fn(|row| match self {
@@ -175,22 +175,22 @@ impl<'r, S> Rows<'r, S> {
 
 /// The two products and the softmax between them, for one kind of arithmetic.
 pub(crate) trait Engine: Sized + Send {
-    /// Type of the elements that it multiplies.
+    /// The type of the elements that the engine multiplies.
     type Lane: Lane;
 
-    /// Query rows of a block: a multiple of sixteen, at most `MAX_BLOCK`.
+    /// The number of query rows in a block: a multiple of sixteen, at most `MAX_BLOCK`.
     const BLOCK: usize;
 
-    /// Proof that the processor has the instructions of this engine.
+    /// A proof that the processor has the instructions of this engine.
     type Proof: Copy;
 
     /// Allocates scratch for units of at most `rows` rows.
     fn new(proof: Self::Proof, rows: usize, widths: Widths) -> Result<Self>;
 
-    /// Returns the distance from one row of queries or keys to the next.
+    /// Returns the distance between rows of queries or keys.
     fn key_pitch(&self) -> usize;
 
-    /// Returns the distance from one row of values or outputs to the next.
+    /// Returns the distance between rows of values or outputs.
     fn value_pitch(&self) -> usize;
 
     /// Returns the buffer into which queries are written before [`begin`](Self::begin).
@@ -199,24 +199,25 @@ pub(crate) trait Engine: Sized + Send {
     /// Returns the buffer into which the keys of a tile are written before [`tile`](Self::tile).
     fn keys(&mut self) -> &mut [Self::Lane];
 
-    /// Returns the buffer into which the values of a tile are written before [`tile`](Self::tile),
-    /// if they are not part of the keys.
+    /// Returns the buffer into which the values of a tile are written before [`tile`](Self::tile).
+    /// It is not used if values are part of the keys.
     fn values(&mut self) -> &mut [Self::Lane];
 
-    /// Takes the first `rows` queries.
+    /// Begins a unit with the first `rows` queries in the buffer.
     fn begin(&mut self, rows: usize);
 
-    /// Returns true if [`block`](Self::block) can read keys from the caller's memory, without a
+    /// Returns true if [`block`](Self::block) can read keys from the caller's memory without a
     /// copy.
     fn in_place(&self) -> bool;
 
-    /// Takes a tile of `keys` keys and values: the first ones that were written, unless they are in
-    /// place.
+    /// Begins a tile of `keys` keys and values. They are the first ones in the buffers, unless they
+    /// are read in place.
     fn tile(&mut self, keys: usize, in_place: bool);
 
-    /// Attends the rows of block `block` to the keys of the tile that they see; there is one
-    /// `running` per sixteen rows. `in_place` are the keys of the tile, of which every row sees
-    /// all, and whose first part are the values; without it the tile is what was written.
+    /// Attends the rows of block `block` to the keys of the tile that they see. There is one
+    /// `running` per sixteen rows. `in_place` contains the keys of the tile if they are read in
+    /// place: every row then sees all of them, and their first parts are the values. Without it the
+    /// tile is in the buffers.
     fn block(
         &mut self,
         in_place: Option<&[&[Self::Lane]]>,
@@ -243,13 +244,13 @@ pub(crate) fn rescale(factors: &[f32; LANES], out: &mut [f32], pitch: usize) {
     }
 }
 
-/// Partial results of a unit's rows: outputs before division by the sum.
+/// The partial results of a unit's rows: outputs that are not yet divided by the sum.
 pub(crate) struct Partial<'a> {
-    /// State of the softmax, one for every sixteen rows.
+    /// The state of the softmax, one for every sixteen rows.
     pub(crate) running: &'a mut [Running],
     /// Outputs, `[rows, pitch]`.
     pub(crate) out: &'a mut [f32],
-    /// Distance from one row of `out` to the next.
+    /// The distance between rows of `out`.
     pub(crate) pitch: usize,
 }
 
@@ -259,7 +260,7 @@ impl Partial<'_> {
         self.out.fill(0.0);
     }
 
-    /// Adds the partial result over other keys.
+    /// Merges the partial result over other keys into this one.
     pub(crate) fn merge(&mut self, other: &Partial<'_>) {
         debug_assert_eq!(self.pitch, other.pitch);
         let pairs = self.running.iter_mut().zip(&*other.running).enumerate();
@@ -288,7 +289,7 @@ impl Partial<'_> {
         }
     }
 
-    /// Divides a row's output by the sum, in place, and returns it with the log-sum-exp.
+    /// Divides a row's output by the sum in place. Returns the log-sum-exp and the output.
     pub(crate) fn finish(&mut self, row: usize, scale: f32) -> (f32, &mut [f32]) {
         let running = &self.running[row / LANES];
         let (max, sum) = (running.max[row % LANES], running.sum[row % LANES]);
@@ -305,12 +306,12 @@ impl Partial<'_> {
     }
 }
 
-/// An engine and the room for one unit's result.
+/// An engine with the memory for one unit's result.
 pub(crate) struct Workspace<E> {
     pub(crate) engine: E,
     running: Vec<Running>,
     out: Scratch<f32>,
-    // Sums over the splits of a unit.
+    // The sums over the splits of a unit.
     total_running: Vec<Running>,
     total_out: Scratch<f32>,
 }
@@ -408,7 +409,7 @@ pub(crate) fn attend<E: Engine, S: Source<E::Lane>>(
     engine.end();
 }
 
-/// Returns the first `keys` keys of a tile without a copy, if that is possible for all.
+/// Returns the first `keys` keys of a tile without a copy, if that is possible for all of them.
 fn keys_in_place<L: Lane, S: Source<L>>(
     source: &S,
     start: usize,
@@ -438,7 +439,7 @@ fn fetch<E: Engine, S: Source<E::Lane>>(engine: &mut E, source: &S, start: usize
     }
 }
 
-/// Attends to the keys of one tile, a block of rows after the other.
+/// Attends to the keys of one tile, block by block of rows.
 fn attend_to_tile<E: Engine, S: Source<E::Lane>>(
     engine: &mut E,
     source: &S,
@@ -481,7 +482,7 @@ fn attend_to_tile<E: Engine, S: Source<E::Lane>>(
     }
 }
 
-/// Workspaces of the engine that suits the dtype and the processor best, one per thread.
+/// The workspaces of the engine that suits the dtype and the processor best, one per thread.
 pub(crate) enum Engines {
     Gemm(Vec<Workspace<F32Engine<Gemm>>>),
     #[cfg(target_arch = "x86_64")]
@@ -492,7 +493,7 @@ pub(crate) enum Engines {
     Amx(Vec<Workspace<Bf16Engine<Tiles<Amx>>>>),
 }
 
-/// Evaluates an expression with `$workspaces` standing for those of the engine that was chosen.
+/// Evaluates an expression in which `$workspaces` are those of the chosen engine.
 macro_rules! with_workspaces {
     ($engines:expr, $workspaces:ident => $body:expr) => {
         match $engines {
@@ -552,7 +553,7 @@ impl Engines {
         })?))
     }
 
-    /// Returns the distance from one row of outputs to the next.
+    /// Returns the distance between rows of outputs.
     pub(crate) fn value_pitch(&self) -> usize {
         with_workspaces!(self, workspaces => {
             workspaces.first().map_or(0, |workspace| workspace.engine.value_pitch())
@@ -560,10 +561,10 @@ impl Engines {
     }
 }
 
-/// Calls `work` once for each of `count` units, on as many threads as there are workspaces. Units
-/// are handed out in order, so the longest should come first.
+/// Calls `work` once for each of `count` units, with one thread per workspace. Units are handed out
+/// in order, so the longest should come first.
 ///
-/// The calling thread is one of them: it begins at once, while threads of the pool wake up.
+/// The calling thread works, too. It begins at once, while threads of the pool wake up.
 pub(crate) fn for_each_unit<W: Send>(
     cpu: &Cpu,
     workspaces: &mut [W],
@@ -595,7 +596,7 @@ pub(crate) fn for_each_unit<W: Send>(
     });
 }
 
-/// Destination of the results.
+/// The destination of the results.
 pub(crate) enum OutPlaces<'a, T> {
     Plain(Places<'a, T>),
     Fp8 { codes: Places<'a, u8>, scale: f32 },
@@ -610,7 +611,7 @@ impl<'a, T: Element> OutPlaces<'a, T> {
             }
             Output::Fp8 { bytes, scale } => {
                 let [_, heads, width] = shape;
-                // No memory has the number of bytes at which this saturates.
+                // The product may saturate, but no memory has that number of bytes.
                 let needed = shape.into_iter().fold(1, usize::saturating_mul);
                 if bytes.len() < needed {
                     return Err(Error::argument(

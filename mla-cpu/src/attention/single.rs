@@ -6,17 +6,17 @@ use crate::buffer::Scratch;
 use crate::gemm::product_f32;
 use mla_runtime::Result;
 
-/// The products of an engine of f32: a proof that the processor has their instructions.
+/// The products of an f32 engine. A value proves that the processor has their instructions.
 pub(crate) trait SingleProducts: Copy + Send {
-    /// True if keys may lie anywhere; false if they have to lie one after the other.
+    /// True if keys may be anywhere in memory; false if they must be contiguous.
     const IN_PLACE: bool;
 
-    /// Lays out queries `[rows, width]`, with rows for a multiple of 16, as [`score`](Self::score)
-    /// takes them.
+    /// Arranges queries `[rows, width]` in the layout that [`score`](Self::score) needs. The
+    /// buffers have room for a multiple of 16 rows.
     fn arrange(self, rows: usize, queries: &[f32], width: usize, to: &mut [f32]);
 
-    /// Computes scores[..count][..rows] = keys · queries, scores `[KEYS, MAX_BLOCK]`. Rows are
-    /// rounded up to a multiple of 16. The scores of the rows so added, and of keys from `count`
+    /// Computes scores[..count][..rows] = keys · queries, with scores `[KEYS, MAX_BLOCK]`. Rows are
+    /// rounded up to a multiple of 16. The scores of the added rows, and those of keys from `count`
     /// on, may be overwritten.
     fn score(
         self,
@@ -26,9 +26,9 @@ pub(crate) trait SingleProducts: Copy + Send {
         scores: &mut [f32],
     );
 
-    /// Computes out[..rows][..width] += weightsᵀ · values, weights `[KEYS, MAX_BLOCK]`. Only
+    /// Computes out[..rows][..width] += weightsᵀ · values, with weights `[KEYS, MAX_BLOCK]`. Only
     /// the first `count` keys are used. Rows of values are `pitch` elements apart. Rows are rounded
-    /// up to a multiple of 16, and the weights and outputs of those so added may be overwritten.
+    /// up to a multiple of 16, and the weights and outputs of the added rows may be overwritten.
     fn accumulate(
         self,
         values: Rows<'_, f32>,
@@ -39,25 +39,26 @@ pub(crate) trait SingleProducts: Copy + Send {
     );
 }
 
-/// The `gemm` crate: every processor.
+/// The products of the `gemm` crate, for every processor.
 ///
-/// It sums small products in another order: those with at most 256 results, with one row, or with
-/// an inner dimension of at most two. A row's result would then depend on the number of other rows.
-/// No product is therefore smaller than the constants below; the added rows and keys are 0 or are
-/// not read.
+/// The crate sums small products in another order: those with at most 256 results, with one row, or
+/// with an inner dimension of at most two. A row's result would then depend on the number of other
+/// rows. The constants below therefore set the minimum size of a product. The added rows and keys
+/// are 0 or are not read.
 #[derive(Clone, Copy)]
 pub(crate) struct Gemm;
 
 impl Gemm {
-    /// Minimum number of keys of a product: with `LANES` rows they have more than 256 scores.
+    /// The minimum number of keys in a product for scores. With `LANES` rows there are then more
+    /// than 256 scores.
     const MIN_SCORED_KEYS: usize = 256 / LANES + 1;
     const MIN_ROWS: usize = 2;
     const MIN_KEYS: usize = 3;
-    /// Columns of values that are copied at a time. The last copy may have one more, so that none
-    /// has a single one.
+    /// The number of columns of values that are copied at a time. The last copy may have one more,
+    /// so that no copy has a single column.
     const STRIP: usize = 64;
 
-    /// Adds the products of fewer keys than `MIN_KEYS`, filled up to that number with keys of 0.
+    /// Adds the products of fewer keys than `MIN_KEYS`, padded to that number with keys of 0.
     fn accumulate_few(
         values: &[f32],
         pitch: usize,
@@ -147,18 +148,18 @@ impl SingleProducts for Gemm {
     }
 }
 
-/// Engine of f32 products and sums.
+/// An engine with f32 products and sums.
 pub(crate) struct F32Engine<P> {
     products: P,
     widths: Widths,
-    // Queries, row-major, and in the layout of the products.
+    // Queries, row-major and in the layout of the products.
     query_rows: Scratch<f32>,
     queries: Scratch<f32>,
     keys: Scratch<f32>,
     values: Scratch<f32>,
     scores: Scratch<f32>,
-    // Values that are taken out of a product while it is computed: those of the keys that only some
-    // rows see. There are fewer of them than rows.
+    // Values that are left out of a product: those of keys that only some rows see. There are fewer
+    // of these keys than rows.
     aside: Scratch<f32>,
 }
 
@@ -166,7 +167,7 @@ impl<P: SingleProducts> Engine for F32Engine<P> {
     type Lane = f32;
     type Proof = P;
 
-    // The maximum number of score vectors of a kernel sets the size of a block.
+    // The number of score vectors in the largest kernel sets the size of a block.
     const BLOCK: usize = MAX_BLOCK;
 
     fn new(products: P, rows: usize, widths: Widths) -> Result<Self> {
@@ -281,7 +282,8 @@ impl<P: SingleProducts> Engine for F32Engine<P> {
     }
 }
 
-// Compares the bits as integers, which vectorises: there is no order of additions to keep.
+// Compares the bits as integers. This vectorises, since it does not depend on an order of
+// additions.
 fn all_finite(values: &[f32]) -> bool {
     let bits = values.iter().map(|value| value.abs().to_bits());
     bits.fold(0, u32::max) < f32::INFINITY.to_bits()

@@ -1,19 +1,19 @@
-//! The products of attention on AVX-512's registers, for f32 and for pairs of bf16.
+//! The products of attention in AVX-512's registers, for f32 and for pairs of bf16.
 //!
-//! An *entry* is one lane's operand: an f32, or two bf16 that are neighbours along the inner
-//! dimension, whose products are added up. The two kinds of arithmetic therefore differ by one
-//! instruction and have the same layout in memory:
+//! An *entry* is one lane's operand. It is an f32, or two bf16 that are adjacent along the inner
+//! dimension and whose products are added up. The two kinds of arithmetic therefore have the same
+//! layout in memory and differ by one instruction:
 //!
 //! | product | broadcast | vectors of sixteen |
 //! |---|---|---|
-//! | scores [keys, rows] | keys, as they are | queries, `[rows / 16][steps][16]` |
+//! | scores [keys, rows] | keys, without a change of layout | queries, `[rows / 16][steps][16]` |
 //! | out [rows, V] | weights | values |
 //!
-//! A remainder of at most eight query rows takes two lanes a row: one for the even steps and one
-//! for the odd ones. Two steps are then broadcast at a time.
+//! In a remainder of at most eight query rows, each row takes two lanes: one for the even steps and
+//! one for the odd steps. Two steps are then broadcast at a time.
 //!
-//! Sums stay in registers: up to 24 of the 32, so that the additions of one need not wait for each
-//! other.
+//! Sums stay in registers. Up to 24 of the 32 hold sums, so that enough independent additions are
+//! in flight.
 
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
@@ -26,17 +26,18 @@ use super::softmax::LANES;
 use super::{KEYS, MAX_BLOCK, Rows};
 use crate::transpose::transpose;
 
-// Keys whose values stay in the first-level cache while all rows are multiplied by them.
+// The number of keys whose values stay in the first-level cache while all rows are multiplied by
+// them.
 const KEPT: usize = 128;
 
-// Rows and registers of columns that are summed at a time.
+// The numbers of rows, and of registers of columns, that are summed at a time.
 const ROWS: usize = 8;
-// Number of rows if each takes two lanes.
+// The number of rows if each takes two lanes.
 const HALF: usize = LANES / 2;
 const COLUMNS: usize = 3;
 
-// Returns the number of groups of sixteen rows to multiply, and true if up to eight rows remain.
-// These take two lanes a row, and need steps in whole registers.
+// Returns the number of groups of sixteen rows to multiply. Also returns true if up to eight rows
+// remain that can take two lanes each. These need steps in whole registers.
 fn sixteens(rows: usize, steps: usize) -> (usize, bool) {
     let half = (1..=HALF).contains(&(rows % LANES)) && steps.is_multiple_of(LANES);
     match half {
@@ -45,17 +46,17 @@ fn sixteens(rows: usize, steps: usize) -> (usize, bool) {
     }
 }
 
-// The two products of one kind of arithmetic: `$add(sum, a, b)` is sum + a · b in each lane.
+// The two products of one kind of arithmetic. `$add(sum, a, b)` computes sum + a · b in each lane.
 macro_rules! products {
     ($module:ident, $lane:ty, $features:literal, $add:expr) => {
         mod $module {
             use super::*;
 
-            // Lanes of an entry.
+            // The number of elements in an entry.
             const WIDE: usize = size_of::<u32>() / size_of::<$lane>();
 
             /// Computes scores[key][row] = keys · queries. `queries` are `groups` times
-            /// `[steps][16]`; the scores of key `j` begin at `scores[j * pitch]`.
+            /// `[steps][16]`. The scores of key `j` begin at `scores[j * pitch]`.
             #[target_feature(enable = $features)]
             pub(super) fn score(
                 keys: &[&[$lane]],
@@ -86,7 +87,7 @@ macro_rules! products {
                 }
             }
 
-            /// Lays out queries `[8, width]` for `score_half`: `[steps / 2][8][2]`.
+            /// Arranges queries `[8, width]` for `score_half`: `[steps / 2][8][2]`.
             pub(super) fn arrange_half(queries: &[$lane], width: usize, to: &mut [$lane]) {
                 const TWO: usize = 2 * WIDE;
                 for (row, query) in queries.chunks_exact(width).take(HALF).enumerate() {
@@ -96,8 +97,8 @@ macro_rules! products {
                 }
             }
 
-            /// Computes `score` for eight rows that `arrange_half` laid out; `steps` is a multiple
-            /// of 16.
+            /// Computes `score` for eight rows in the layout of `arrange_half`. `steps` is a
+            /// multiple of 16.
             #[target_feature(enable = $features)]
             pub(super) fn score_half(
                 keys: &[&[$lane]],
@@ -113,14 +114,14 @@ macro_rules! products {
                 assert!(queries.len() >= steps * HALF * WIDE);
                 let queries = queries.as_ptr().cast::<f32>();
                 for first in (0..keys.len()).step_by(K) {
-                    // Keys that are not there repeat the last one, and are not written.
+                    // Missing keys repeat the last one. Their scores are not written.
                     let key = |at: usize| keys[at.min(keys.len() - 1)].as_ptr().cast::<u32>();
                     let now: [*const u32; K] = std::array::from_fn(|i| key(first + i));
                     let next: [*const u32; K] = std::array::from_fn(|i| key(first + K + i));
                     let mut sums = [_mm512_setzero_ps(); K];
                     for step in (0..steps).step_by(2 * U) {
-                        // SAFETY: every key has `steps` entries, whole sixteens of them, and the
-                        // queries half as many registers. A prefetch takes any address.
+                        // SAFETY: every key has `steps` entries, a multiple of sixteen, and the
+                        // queries have half that number of registers. A prefetch takes any address.
                         unsafe {
                             for next in next {
                                 _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(step).cast());
@@ -147,8 +148,8 @@ macro_rules! products {
                 }
             }
 
-            // Sums `K` keys by `G` groups at a time, and looks up the address of a key every `U`
-            // steps.
+            // Sums the products of `K` keys and `G` groups at a time. The address of a key is
+            // looked up every `U` steps.
             #[target_feature(enable = $features)]
             unsafe fn sum_scores<const G: usize, const K: usize, const U: usize>(
                 keys: &[&[$lane]],
@@ -159,7 +160,7 @@ macro_rules! products {
             ) {
                 for first in (0..keys.len()).step_by(K) {
                     let count = K.min(keys.len() - first);
-                    // Keys that are not there repeat the last one, and are not written.
+                    // Missing keys repeat the last one. Their scores are not written.
                     let key = |at: usize| keys[at.min(keys.len() - 1)].as_ptr().cast();
                     let now: [*const u32; K] = std::array::from_fn(|i| key(first + i));
                     let next: [*const u32; K] = std::array::from_fn(|i| key(first + K + i));
@@ -170,7 +171,8 @@ macro_rules! products {
                         // SAFETY: `step + U` and `step + 1` are at most `steps`. A prefetch takes
                         // any address.
                         unsafe {
-                            // Prefetches a line of each of the next keys, which come from memory.
+                            // Prefetches a line of each of the next keys, which are still in
+                            // memory.
                             for next in next {
                                 let line = next.wrapping_add(step);
                                 _mm_prefetch::<_MM_HINT_T0>(line.cast());
@@ -197,7 +199,7 @@ macro_rules! products {
             }
 
             // SAFETY of the caller: `keys` have `step + U` entries, and `queries` has `G · steps`
-            // vectors, `steps` at least `step + U`.
+            // vectors; `steps` is at least `step + U`.
             #[inline]
             #[target_feature(enable = $features)]
             unsafe fn add_scores<const G: usize, const K: usize, const U: usize>(
@@ -229,7 +231,7 @@ macro_rules! products {
             }
 
             /// Computes out[row][..width] += weights · values. The weight of step `s` and row `r`
-            /// is `weights[s * STEP + r * ROW]`; column `c` of step `s` is `values[s][c / 16 *
+            /// is `weights[s * STEP + r * ROW]`. Column `c` of step `s` is `values[s][c / 16 *
             /// VECTOR + c % 16]`.
             #[target_feature(enable = $features)]
             pub(super) fn accumulate<const STEP: usize, const ROW: usize, const VECTOR: usize>(
@@ -254,8 +256,9 @@ macro_rules! products {
                         for row in (0..rows).step_by(ROWS) {
                             let weights = &weights[row * ROW * WIDE..];
                             let out = &mut out[row * width + column..];
-                            // SAFETY: there are `ROWS` more rows of weights and of `out`, and as
-                            // many registers of columns, the last of them masked.
+                            // SAFETY: there are `ROWS` more rows of weights and of `out`, and each
+                            // has the registers of columns that are accessed, the last of them
+                            // masked.
                             unsafe {
                                 match columns.div_ceil(LANES) {
                                     1 => sum_values::<STEP, ROW, VECTOR, 1>(
@@ -274,8 +277,8 @@ macro_rules! products {
                 }
             }
 
-            // Sums `ROWS` rows by `C` registers of columns from `column` on, of which `columns` are
-            // left.
+            // Sums `ROWS` rows by `C` registers of columns, beginning at `column`. `columns` is the
+            // number of columns from there on.
             #[target_feature(enable = $features)]
             unsafe fn sum_values<
                 const STEP: usize,
@@ -336,12 +339,12 @@ products!(singles, f32, "avx512f", |sum, a, b| _mm512_fmadd_ps(
 ));
 
 products!(pairs, bf16, "avx512f,avx512bf16", |sum, a, b| {
-    // The types are two names for the same 512 bits.
+    // Both types have the same 512 bits.
     let bits = |x: __m512| std::mem::transmute::<__m512, __m512bh>(x);
     _mm512_dpbf16_ps(sum, bits(a), bits(b))
 });
 
-/// A proof that the processor has AVX-512's foundation.
+/// A proof that the processor has AVX-512F.
 #[derive(Clone, Copy)]
 pub(crate) struct Vectors(());
 
@@ -403,7 +406,7 @@ impl SingleProducts for Vectors {
     }
 }
 
-/// A proof that the processor multiplies pairs of bf16, and has the instructions around it.
+/// A proof that the processor can multiply pairs of bf16, and has the instructions around that.
 #[derive(Clone, Copy)]
 pub(crate) struct PairVectors(());
 
@@ -413,8 +416,8 @@ impl PairVectors {
         AVAILABLE.get_or_init(Self::detect).then_some(Self(()))
     }
 
-    /// Returns true if the processor has the instructions that an engine of bf16 needs besides its
-    /// products.
+    /// Returns true if the processor has the instructions that a bf16 engine needs, including those
+    /// around the products.
     pub(crate) fn detect() -> bool {
         is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
@@ -496,7 +499,7 @@ mod tests {
         assert!((got - want).abs() < 1e-4, "{at:?}: {got} for {want}");
     }
 
-    // Tries pairs at an odd place, as in a cache whose base is only aligned to its elements.
+    // Tests pairs at an odd address, as in a cache that is aligned only to its elements.
     #[test]
     fn scores_are_products() {
         let (Some(vectors), Some(pairs)) = (Vectors::new(), PairVectors::new()) else {

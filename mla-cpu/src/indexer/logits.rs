@@ -1,5 +1,5 @@
-//! Logits: for every key, the weighted sum of its products with the index heads that are above
-//! zero.
+//! Logits. For every key: the weighted sum of its products with the index heads, where negative
+//! products count as zero.
 
 use multiversion::multiversion;
 use rayon::prelude::*;
@@ -13,14 +13,14 @@ use mla_runtime::model::IndexDims;
 use mla_runtime::tensor::{TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
-/// Keys that are multiplied at a time, a lane of a vector each: the order of a key's sums does not
-/// depend on its lane, so equal keys have equal logits.
+/// The number of keys that are multiplied at a time, one in each lane of a vector. The order of a
+/// key's sums does not depend on its lane, so equal keys have equal logits.
 const LANES: usize = 32;
 
-/// Heads that are multiplied at a time.
+/// The number of heads that are multiplied at a time.
 const HEADS: usize = 4;
 
-/// Positions of one task.
+/// The number of positions per task.
 const KEYS_PER_TASK: usize = 1024;
 
 pub(super) fn logits(
@@ -86,7 +86,7 @@ pub(super) fn logits(
     })
 }
 
-/// A tile of keys, transposed: `[width][LANES]`, and their scales.
+/// A transposed tile of keys, `[width][LANES]`, and their scales.
 struct Tile {
     keys: Vec<[f32; LANES]>,
     scales: [f32; LANES],
@@ -117,8 +117,8 @@ impl Tile {
     }
 }
 
-/// Computes the logits of a tile's first keys. Products are rounded before they are added, on every
-/// processor.
+/// Computes the logits of the first keys of a tile. Products are rounded before they are added, on
+/// every processor.
 #[multiversion(targets(
     "x86_64+avx512f+avx512vl+avx512dq+avx512bw+avx2+fma",
     "x86_64+avx2+fma"
@@ -148,7 +148,7 @@ fn score(query: &[f32], weights: &[f32], tile: &Tile, to: &mut [f32]) {
         }
         for (products, weight) in products.iter().zip(weights) {
             for (sum, product) in sum.iter_mut().zip(products) {
-                // The comparison keeps a NaN.
+                // This comparison lets a NaN pass.
                 let above = if *product < 0.0 { 0.0 } else { *product };
                 *sum += weight * above;
             }

@@ -1,4 +1,4 @@
-//! The lightning indexer on the CPU.
+//! The indexer of sparse attention on the CPU.
 
 mod logits;
 mod pool;

@@ -1,4 +1,4 @@
-//! Index keys of which several tokens share one.
+//! Index keys that are shared by several tokens.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,15 +15,15 @@ use mla_runtime::indexer::{IndexCacheLayout, IndexKeys};
 use mla_runtime::model::IndexerConfig;
 use mla_runtime::tensor::TensorRef;
 
-/// Writes the keys and gates of new tokens to the tails of their pages, and the keys of the pools
-/// that they complete.
+/// Writes the keys and gates of new tokens to the tails of their pages. Also writes the keys of the
+/// pools that these tokens complete.
 pub(super) fn keys(cpu: &Cpu, config: &IndexerConfig, keys: IndexKeys<'_, Cpu>) -> Result<()> {
     let tokens = keys.check(config)?;
     let layout = *keys.cache.layout();
     let slots = scalars("slots", &keys.slots)?;
     let pool = config.dims.pool as usize;
     check_slots(slots, layout.slots().saturating_mul(pool))?;
-    // Checked to be there.
+    // `check` has made sure that they are present.
     let Some([gates, table]) = &keys.pool else {
         return Ok(());
     };
@@ -56,7 +56,7 @@ pub(super) fn keys(cpu: &Cpu, config: &IndexerConfig, keys: IndexKeys<'_, Cpu>) 
         bytes[layout.values_at(slot)..][..codes.len()].copy_from_slice(&codes);
         bytes[layout.scale_at(slot)..][..4].copy_from_slice(&scale.to_ne_bytes());
     }
-    // The last token with a place in a tail stays there.
+    // If several tokens have the same place in a tail, the last one stays there.
     for (token, slot) in slots.iter().enumerate() {
         if let Ok(slot) = usize::try_from(*slot) {
             let [key, gate] = pools.of_tail(slot);
@@ -81,12 +81,12 @@ fn rows(field: &'static str, tensor: &TensorRef<'_, Cpu>) -> Result<Vec<f32>> {
     Ok(rows)
 }
 
-/// The new tokens of a call, and the places of what they make.
+/// The new tokens of a call, and their places in the cache.
 struct Pools<'a> {
     layout: IndexCacheLayout,
     pool: usize,
     slots: &'a [i64],
-    /// The token of each slot: those of a pool may stand anywhere in the call.
+    /// The token of each slot. The tokens of a pool may be anywhere in the call.
     tokens: HashMap<i64, usize>,
     keys: Vec<bf16>,
     gates: Vec<bf16>,
@@ -95,12 +95,12 @@ struct Pools<'a> {
 }
 
 impl Pools<'_> {
-    /// Returns the columns of a token among those of all.
+    /// Returns the range of a token's columns.
     fn row(&self, token: usize) -> Range<usize> {
         token * self.layout.width..(token + 1) * self.layout.width
     }
 
-    /// Returns the bytes that a token's key and gate have in the tail of its page.
+    /// Returns the byte ranges of a token's key and gate in the tail of its page.
     fn of_tail(&self, slot: usize) -> [Range<usize>; 2] {
         let page_size = self.layout.page_size * self.pool;
         let entry = slot % page_size % self.layout.tail;
@@ -111,8 +111,8 @@ impl Pools<'_> {
         [start..start + bytes, start + bytes..start + 2 * bytes]
     }
 
-    /// Returns the pool of which a token is the last: its slot, its values and their scale. The
-    /// tokens before it are new, too, or in the tail.
+    /// Returns the pool that a token completes: its slot, its values and their scale. The earlier
+    /// tokens of the pool are either new, too, or in the tail.
     fn completed_by(&self, token: usize, bytes: &[u8]) -> Option<(usize, Vec<u8>, f32)> {
         let slot = usize::try_from(self.slots[token]).ok()?;
         if slot % self.pool != self.pool - 1 {

@@ -1,4 +1,4 @@
-//! Index keys and queries: normalised, rotated, and rounded to e4m3.
+//! Normalises, rotates and rounds index keys and queries to e4m3.
 
 use rayon::prelude::*;
 
@@ -11,7 +11,7 @@ use mla_runtime::indexer::{IndexKeys, IndexQueries};
 use mla_runtime::model::IndexerConfig;
 use mla_runtime::tensor::{Rotary, TensorRef};
 
-// Work of one task: enough to outweigh the cost of handing it to a thread.
+// The number of keys per task: enough work to outweigh the cost of passing a task to a thread.
 const KEYS_PER_TASK: usize = 64;
 
 pub(super) fn keys(cpu: &Cpu, config: &IndexerConfig, keys: IndexKeys<'_, Cpu>) -> Result<()> {
@@ -89,7 +89,7 @@ pub(super) fn queries(
         });
     });
     for (token, weights) in weights.chunks_exact(heads).enumerate() {
-        // SAFETY: this thread alone has the tensor, which it borrowed mutably.
+        // SAFETY: only this thread has the tensor, which it borrowed mutably.
         unsafe { scaled.write_row(token, 0, weights) };
     }
     Ok(())
@@ -104,7 +104,7 @@ fn row(field: &'static str, tensor: &TensorRef<'_, Cpu>) -> Result<Vec<f32>> {
     Ok(row)
 }
 
-/// LayerNorm, with sums in f64: they do not depend on how the processor groups them.
+/// LayerNorm. Sums are in f64, in the order of the elements.
 pub(super) struct Norm {
     weight: Vec<f32>,
     bias: Vec<f32>,
@@ -133,13 +133,13 @@ impl Norm {
     }
 }
 
-/// The last steps of keys and queries alike: the rotation of the first values, and the Hadamard
+/// The last steps for keys and queries: the rotation of the first values, and the Hadamard
 /// transform.
 pub(super) struct Finish<'a> {
     rotation: Option<TokenRotation<'a>>,
     rope: usize,
     hadamard: bool,
-    // True if rows are rounded to bf16 before and behind the transform, as those of pools are.
+    // True if rows are rounded to bf16 before and after the transform. This applies to pools.
     rounds: bool,
 }
 
@@ -177,8 +177,8 @@ impl<'a> Finish<'a> {
     }
 }
 
-/// Applies the Hadamard transform in Sylvester's order, divided by √n. `row` has a power of two of
-/// values.
+/// Applies the Hadamard transform in Sylvester's order, divided by √n. The number of values in
+/// `row` must be a power of two.
 fn hadamard(row: &mut [f32]) {
     let mut half = 1;
     while half < row.len() {
@@ -200,7 +200,7 @@ pub(super) fn round(row: &mut [f32]) {
         .for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
 }
 
-/// Rounds a row to e4m3; returns its scale.
+/// Rounds a row to e4m3 and returns its scale.
 pub(super) fn quantise(row: &[f32], to: &mut [u8]) -> f32 {
     let largest = row.iter().fold(0.0f32, |max, x| max.max(x.abs()));
     let scale = fp8::power_of_two_scale(largest);

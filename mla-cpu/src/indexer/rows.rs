@@ -1,4 +1,4 @@
-//! Positions that each query token sees.
+//! The positions that each query token sees.
 
 use std::ops::Range;
 
@@ -15,8 +15,8 @@ pub(super) struct Row {
     pub(super) seen: usize,
 }
 
-/// Returns the rows of a selection, which were [checked](IndexRows::check), none of which sees more
-/// than `columns` positions, or pools of them.
+/// Returns the rows of a selection, which [`check`](IndexRows::check) has accepted. An error if a
+/// row sees more than `columns` positions, or pools of them.
 pub(super) fn rows(of: &IndexRows<'_, Cpu>, columns: usize) -> Result<Vec<Row>> {
     let starts = scalars("query starts", &of.batch.query_starts)?;
     let lens = scalars("sequence lengths", &of.batch.seq_lens)?;
@@ -51,7 +51,7 @@ pub(super) fn rows(of: &IndexRows<'_, Cpu>, columns: usize) -> Result<Vec<Row>> 
         }
         let [first, last] = [range[0], range[1]].map(|token| token as usize);
         for token in first.max(start)..last.min(end) {
-            // The last token sees every position, each before it one less.
+            // The last token sees every position. Each token before it sees one position less.
             let behind = (last - 1 - token) as i64;
             let seen = (i64::from(*len) - behind).max(0);
             rows.push(Row {

@@ -1,4 +1,4 @@
-//! The largest logits of a row, exactly, as slots.
+//! Selects exactly the largest logits of each row, as slots.
 
 use rayon::prelude::*;
 
@@ -10,7 +10,7 @@ use mla_runtime::indexer::IndexRows;
 use mla_runtime::tensor::TensorRef;
 use mla_runtime::{Error, Result};
 
-/// An entry behind a list's last.
+/// The value of the unused entries at the end of a list.
 const NONE: i32 = -1;
 
 pub(super) fn select(
@@ -29,7 +29,7 @@ pub(super) fn select(
     let to = typed_mut::<i32>("slot lists", &mut slots[..needed])?;
     let (rows, pool) = (rows(of, columns)?, of.pool as usize);
     let pages = Pages::of(&of.batch.block_table, page_size)?;
-    // Maximum number of pages with slots of 32 bits.
+    // The maximum number of pages whose slots fit 32 bits.
     let max = (1usize << 31) / page_size;
     for row in &rows {
         pages.check(row.request, 0, row.seen, max)?;
@@ -42,9 +42,9 @@ pub(super) fn select(
             .for_each_init(Scratch::default, |scratch, (token, (to, row))| {
                 let (start, pools) = (logits.at(0, token), row.seen / pool);
                 let chosen = scratch.largest(&logits.data[start..start + pools], width / pool);
-                // The slot is below 2³¹, as checked above.
+                // The slot is below 2³¹, as the check above ensures.
                 let slot = |position| pages.slot(row.request, position) as i32;
-                // Behind whole pools stand the tokens of one that is not complete.
+                // The tokens of an incomplete pool come after the whole pools.
                 let (list, tail) = to.split_at_mut(width / pool * pool);
                 let tokens = |chosen: &u32| {
                     let first = *chosen as usize * pool;
@@ -67,7 +67,8 @@ struct Scratch {
 }
 
 impl Scratch {
-    /// Returns the positions of the `count` largest values, ascending; of equal ones the first.
+    /// Returns the positions of the `count` largest values in ascending order. Of equal values, the
+    /// first ones are taken.
     fn largest(&mut self, values: &[f32], count: usize) -> &[u32] {
         self.chosen.clear();
         if values.len() <= count {
@@ -94,8 +95,8 @@ impl Scratch {
     }
 }
 
-/// Returns a number that is larger for a larger value: equal for −0 and +0, and 0 for NaN, below
-/// that of −inf.
+/// Maps values to integers in the same order. −0 and +0 give the same integer. NaN gives 0, less
+/// than −inf does.
 fn rank(value: f32) -> u32 {
     if value.is_nan() {
         return 0;

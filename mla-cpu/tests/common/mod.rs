@@ -2,7 +2,7 @@
 
 use mla_runtime::model::Element;
 
-/// Uniform in [−1, 1), repeatable.
+/// Repeatable random numbers, uniform in [−1, 1).
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

@@ -1,5 +1,5 @@
-//! The CPU device and its backends with failures: of all allocations, uploads or operations that
-//! are counted, one fails.
+//! The CPU device and its backends with failures. Allocations, uploads and operations are counted,
+//! and one of them fails.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,11 +17,11 @@ use crate::forward::*;
 pub(crate) enum Kind {
     Allocation,
     Upload,
-    /// An operation of the device, or a call or preparation of a backend.
+    /// An operation of the device, or a backend's call or preparation.
     Operation,
 }
 
-/// The processor. The handles of one device share its failures.
+/// The processor as a device that can fail. All handles of one device share its failures.
 #[derive(Clone, Default)]
 pub(crate) struct Faulty {
     cpu: Cpu,
@@ -30,19 +30,19 @@ pub(crate) struct Faulty {
 
 #[derive(Default)]
 struct Counter {
-    /// The number of calls until one fails; 0: none does.
+    /// The number of calls up to the one that fails; 0 if none does.
     left: AtomicUsize,
 }
 
 impl Faulty {
-    /// Lets number `n` of a kind fail, counted from 1.
+    /// Lets call number `n` of a kind fail, counted from 1.
     pub(crate) fn fail(&self, kind: Kind, n: usize) {
         self.counters[kind as usize]
             .left
             .store(n, Ordering::Relaxed);
     }
 
-    /// Lets nothing fail. True if the failure has not come.
+    /// Turns the failure off. Returns true if it had not happened.
     pub(crate) fn mend(&self, kind: Kind) -> bool {
         self.counters[kind as usize].left.swap(0, Ordering::Relaxed) > 0
     }
@@ -116,7 +116,7 @@ impl Device for Faulty {
     forwarded_operations!();
 }
 
-/// A backend of the CPU on the device that fails.
+/// A backend of the CPU on the failing device.
 pub(crate) struct Failing<B>(B);
 
 macro_rules! failing {

@@ -1,5 +1,6 @@
-//! A failure of the device leaves the engine alive: whichever allocation, upload or operation of a
-//! step fails, the next step of the layer and that of another layer on the device are right.
+//! Checks that a failure of the device leaves the engine intact. Any allocation, upload or
+//! operation of a step may fail. The next step of the layer, and that of another layer on the
+//! device, must then be right.
 
 #[macro_use]
 #[path = "../../../mla-runtime/tests/common/forward.rs"]
@@ -24,7 +25,8 @@ const LIMITS: StepLimits = StepLimits::new(4, 16, 6)
     .with_decode_query_len(2)
     .with_context_rows(8);
 
-/// Decodes alone; then a decode, and prompts with context that takes several chunks.
+/// The first step has only decodes. The second has a decode and prompts, whose context takes
+/// several chunks.
 const STEPS: [&[StepRequest<'static>]; 2] = [
     &[
         StepRequest::new(1, 6, &[3, 1]),
@@ -64,7 +66,7 @@ impl Lab {
         Ok(lab)
     }
 
-    /// Runs a step; returns its outputs and the cache after it.
+    /// Runs a step. Returns its outputs and the cache after it.
     fn run(&mut self, requests: &[StepRequest<'_>]) -> Result<Vec<f32>> {
         let step = StepPlan::new(&self.workspace, requests)?;
         self.workspace.prepare(&self.layer, &step)?;
@@ -110,14 +112,14 @@ impl Lab {
     }
 }
 
-/// Numbers that look random.
+/// Returns pseudorandom numbers.
 fn numbers(count: usize) -> Vec<f32> {
     let mut random = fastrand::Rng::with_seed(count as u64);
     (0..count).map(|_| 2.0 * random.f32() - 1.0).collect()
 }
 
-/// Lets each operation of a kind that `work` does fail, and checks the layers after each; returns
-/// the number of operations.
+/// Lets each operation of one kind in `work` fail in turn, and checks the layers after each
+/// failure. Returns the number of operations.
 fn walk(
     device: &Faulty,
     labs: &mut [Lab; 2],
@@ -153,7 +155,8 @@ fn next_step_survives_failures() {
     for (index, requests) in STEPS.into_iter().enumerate() {
         for kind in [Kind::Upload, Kind::Operation] {
             let count = walk(&device, &mut labs, kind, |lab| lab.run(requests).map(drop));
-            // Chunks, merges and the expansion of prompts are operations of the second.
+            // The second step has chunks, merges and the expansion of prompts as further
+            // operations.
             let min = match (kind, index) {
                 (Kind::Operation, 0) => 4,
                 (Kind::Operation, _) => 20,

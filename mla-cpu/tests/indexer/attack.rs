@@ -1,5 +1,5 @@
-//! Random selections, correct ones and ones with a fault. A faulty one is refused by one error, and
-//! leaves the cache untouched and no lists. A correct one makes the same lists as the call with
+//! Random selections, either correct or with one fault. A faulty one gives an error, leaves the
+//! cache untouched, and makes no lists. A correct one makes the same lists as the call with
 //! contiguous tensors.
 
 use fastrand::Rng;
@@ -12,8 +12,7 @@ use crate::layer::{PAGE, PAGES, RANK, World, index_dims, indexer_config, layer, 
 
 const CASES: usize = 400;
 
-/// A tensor with gaps between its rows, which are NaN, or with another shape or dtype than the
-/// call's.
+/// A tensor with gaps of NaN between its rows, or with another shape or dtype than the call needs.
 struct Tensor {
     memory: Vec<f32>,
     layout: Layout,
@@ -53,8 +52,8 @@ impl Tensor {
     }
 }
 
-/// An index cache of another layout, with the keys of the first; `None` in a cache that lacks
-/// pages.
+/// A layout of the index cache. Without a fault only the stride of its pages varies. With a fault
+/// its number of pages, their size or its width is wrong.
 fn cache_layout(rng: &mut Rng, fault: bool) -> IndexCacheLayout {
     let layout = IndexCacheLayout::contiguous(index_dims(1), PAGES, PAGE);
     let layout = layout.with_page_stride(layout.page_stride + 4 * rng.usize(..3));
@@ -81,7 +80,7 @@ fn random_selections() {
         let mut own = indexer.workspace(&limits()).unwrap();
         let step = world.step([rng.u32(..30), rng.u32(..4), rng.u32(1..9)]);
         world.prepare(&sparse, &mut space, &step);
-        // Every key that the step reads is its own: there is no context.
+        // Every key that the step reads is written in the step, because there is no context.
         let mut expected_cache = world.index_cache.clone();
         let call = world.index_call(&step, &mut expected_cache);
         indexer.select(&space, &mut own, call).unwrap();
@@ -107,7 +106,7 @@ fn random_selections() {
         let mut cache = vec![u32::MAX; 2 * PAGES * PAGE * 40 / 4];
         let before = cache.clone();
         let mut other = match fault {
-            // Workspaces of another indexer (6), or for fewer tokens (7).
+            // The workspace belongs to another indexer (6), or is for fewer tokens (7).
             Some(6) => {
                 let config =
                     IndexerConfig::new(IndexDims::new(4, 32, 8, topk + 1), RotaryStyle::Halves);
@@ -121,14 +120,14 @@ fn random_selections() {
             _ => indexer.workspace(&limits()).unwrap(),
         };
         if fault == Some(8) {
-            // The step that is prepared is another.
+            // Another step is prepared.
             let next = world.step([1, 0, 0]);
             world.prepare(&sparse, &mut space, &next);
         }
         let views: Option<Vec<_>> = tensors.iter().map(Tensor::view).collect();
         let made = IndexCacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout);
         let (Some(views), Ok(made)) = (views, made) else {
-            // Refused as a view already.
+            // The view was already refused.
             assert!(fault.is_some(), "case {case}");
             refused += 1;
             continue;

@@ -1,5 +1,5 @@
-//! Index keys further than 2³¹ bytes from the first one. The memory between them is mapped, but
-//! never touched.
+//! Index keys more than 2³¹ bytes from the first one. The memory between them is mapped but never
+//! touched.
 
 use fastrand::Rng;
 use mla_cpu::Cpu;
@@ -17,8 +17,8 @@ const WIDTH: usize = 128;
 
 const PAGE_WORDS: usize = PAGE * (WIDTH + 4) / 4;
 
-/// Returns the logits of one request's last token over keys that are written to a cache of `pages`
-/// pages, and the words of its two pages, by the format's own arithmetic.
+/// Writes keys to a cache of `pages` pages. Returns the logits of one request's last token over
+/// these keys, and the words of its two pages.
 fn logits(pages: usize, tables: [i32; 2]) -> (Vec<f32>, [Vec<u32>; 2]) {
     let mut rng = Rng::with_seed(20);
     let config = IndexerConfig::GLM_5;

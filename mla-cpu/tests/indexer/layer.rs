@@ -1,4 +1,4 @@
-//! A sparse layer with its indexer, from latents to outputs.
+//! Tests a sparse layer with its indexer, from latents to outputs.
 
 use fastrand::Rng;
 use mla_conformance::reference::{
@@ -51,7 +51,7 @@ pub(crate) fn limits() -> StepLimits {
     StepLimits::new(4, 80, 8).with_decode_query_len(80)
 }
 
-/// Three requests whose tokens come step by step, and one layer's caches.
+/// Three requests that get their tokens step by step, and the caches of one layer.
 pub(crate) struct World {
     rng: Rng,
     pub(crate) kv_b: Vec<f32>,
@@ -63,7 +63,7 @@ pub(crate) struct World {
     pub(crate) index_cache: Vec<u32>,
 }
 
-/// Tensors of one step.
+/// The tensors of one step.
 pub(crate) struct Step {
     requests: Vec<Request>,
     query: Vec<f32>,
@@ -76,7 +76,7 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// Returns the same step with the numbers of some tokens of another one.
+    /// Returns the same step, with the values of some tokens from another one.
     fn with_rows_of(mut self, other: &Self, rows: &[usize]) -> Self {
         for (own, other) in [
             (&mut self.query, &other.query),
@@ -173,7 +173,7 @@ impl World {
             view(&step.head_weights, [tokens, 1, 4]),
             IndexCacheMut::new(bytemuck::cast_slice_mut(cache), layout).unwrap(),
         )
-        // The view may have any style: the indexer has its own.
+        // The view may have any style, because the indexer has its own.
         .with_rotary(step.rotary.view())
     }
 
@@ -231,7 +231,7 @@ impl World {
         out
     }
 
-    /// Runs indexer and layer in one call, on copies of the caches: returns the output, and both
+    /// Runs indexer and layer in one call, on copies of the caches. Returns the output and both
     /// caches afterwards.
     fn both(
         &self,
@@ -262,7 +262,7 @@ pub(crate) fn lists_of(own: &IndexerWorkspace<Cpu>, workspace: &Space) -> (Vec<i
     (slots, lists.width)
 }
 
-/// A sparse layer and its indexer with lists of `topk` slots, and a workspace of each.
+/// A sparse layer, an indexer with lists of `topk` slots, and a workspace of each.
 fn selecting(topk: u32) -> (Layer, Indexer<Cpu>, IndexerWorkspace<Cpu>, Space) {
     let layer = layer(true);
     let indexer = Indexer::new(&Cpu::new(), &indexer_config(topk), &layer.config().problem);
@@ -272,8 +272,8 @@ fn selecting(topk: u32) -> (Layer, Indexer<Cpu>, IndexerWorkspace<Cpu>, Space) {
     (layer, indexer, own, space)
 }
 
-/// A prompt, then prompts with context, then decodes and a longer query: chunked prefill and
-/// decode.
+/// A prompt, then prompts with context, then decodes and a longer query. The steps cover chunked
+/// prefill and decode.
 const STEPS: [[u32; 3]; 4] = [[30, 5, 0], [35, 1, 40], [1, 1, 1], [2, 9, 4]];
 
 #[test]
@@ -333,7 +333,7 @@ fn each_request_has_the_bits_that_it_has_alone() {
     }
 }
 
-/// Index keys of one request by the reference, as codes and scales.
+/// The index keys of one request by the reference, as codes and scales.
 type Keys = Vec<(Vec<u8>, f64)>;
 
 fn key_of(world: &World, step: &Step, token: usize) -> (Vec<u8>, f64) {
@@ -400,8 +400,8 @@ fn lists_match_the_reference() {
                 lists_compared += 1;
                 selective += usize::from(seen > topk);
                 if list != expected {
-                    // Differences have to lie within the effect of one e4m3 rounding that f32
-                    // decides otherwise: 2⁻⁴ of a product, hence at most 2⁻⁴ of the largest logit.
+                    // Differences must be explained by one e4m3 rounding that f32 decides
+                    // otherwise. That is 2⁻⁴ of a product, so at most 2⁻⁴ of the largest logit.
                     on_the_edge += 1;
                     let min = chosen.iter().map(|at| logits[*at]).fold(f64::MAX, f64::min);
                     let max = logits.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
@@ -417,7 +417,7 @@ fn lists_match_the_reference() {
             }
         }
     }
-    // Nearly all are the same, and most lists leave something out.
+    // Nearly all lists are the same, and most of them leave something out.
     assert!(
         on_the_edge * 50 <= lists_compared,
         "{on_the_edge} of {lists_compared}"
@@ -428,7 +428,7 @@ fn lists_match_the_reference() {
     );
 }
 
-/// Checks that one token's output is attention in f64 to the rows that its list names.
+/// Checks that one token's output is attention in f64 to the rows of its list.
 fn check_row(world: &World, layer: &Layer, step: &Step, list: &[i32], token: usize, out: &[f32]) {
     let bytes: &[u8] = bytemuck::cast_slice(&world.cache);
     let format = layer.config().problem.kv_format;
@@ -459,13 +459,13 @@ fn check_row(world: &World, layer: &Layer, step: &Step, list: &[i32], token: usi
     }
 }
 
-/// Returns the lists and outputs of each request's tokens, in the order of their positions, for
-/// steps with these numbers of new tokens.
+/// Returns the lists and outputs of each request's tokens, ordered by position. `steps` are the
+/// numbers of new tokens.
 fn by_position(steps: &[[u32; 3]], topk: u32) -> [Vec<(Vec<usize>, Vec<f32>)>; 3] {
     let (sparse, indexer, mut own, mut space) = selecting(topk);
     let mut world = World::new(12);
     let total: [u32; 3] = [0, 1, 2].map(|request| steps.iter().map(|new| new[request]).sum());
-    // All tokens' numbers are made at once, and so do not depend on the steps.
+    // The values of all tokens are made at once, so that they do not depend on the steps.
     let all = world.step(total);
     world.lens = [0; 3];
     let first = [0, total[0], total[0] + total[1]].map(|token| token as usize);
@@ -513,7 +513,7 @@ fn chunked_prompts() {
     assert!(selective > 40, "{selective}");
 }
 
-/// GLM-5.2's pattern of layers, of which most share lists.
+/// Tests GLM-5.2's pattern of layers, most of which share lists.
 #[test]
 fn lists_follow_the_layer_pattern() {
     let topk = 9;
@@ -521,7 +521,7 @@ fn lists_follow_the_layer_pattern() {
     let makes: Vec<u32> = (0..12).filter(|layer| model.has_indexer(*layer)).collect();
     assert_eq!(makes, [0, 1, 2, 6, 10]);
     let (sparse, indexer, mut own, mut space) = selecting(topk);
-    // Layers have weights and caches of their own, and all the same pages.
+    // Layers have their own weights and caches, but the same pages.
     let mut worlds: Vec<World> = (0..12).map(|layer| World::new(40 + layer)).collect();
     let tables = worlds[0].tables.clone();
     for world in &mut worlds {
@@ -543,7 +543,7 @@ fn lists_follow_the_layer_pattern() {
                 check_row(world, &sparse, step, list, token, &out);
             }
         }
-        // Layers that make lists make different ones, where there is something to choose.
+        // Layers with an indexer make different lists, if there is a choice.
         assert!(made[0] != made[1] && made[2] != made[6] && made[6] != made[10]);
         assert!(made[2] == made[5] && made[6] == made[9] && made[10] == made[11]);
     }
@@ -579,7 +579,7 @@ fn logits_by_parts() {
 fn layers_share_lists() {
     let (sparse, indexer, mut own, mut space) = selecting(9);
     let [mut first, mut second] = [World::new(6), World::new(7)];
-    // The same block tables, other weights and caches.
+    // The block tables are the same, but the weights and caches differ.
     second.tables.clone_from(&first.tables);
     for new in STEPS {
         let [step, other] = [first.step(new), second.step(new)];
@@ -612,7 +612,7 @@ fn one_call_equals_two() {
         assert_eq!(world.attend(&sparse, &mut space, Some(&own), &step), out);
         assert_eq!((&world.cache, &world.index_cache), (&cache, &index_cache));
     }
-    // A call of another step is refused, and there are no lists then.
+    // A call of another step is refused, and then there are no lists.
     let longer = world.step([2, 2, 2]);
     let refused = world.both(&sparse, &indexer, &mut space, &mut own, &longer);
     let message = refused.unwrap_err().to_string();
@@ -657,7 +657,7 @@ fn refusals_name_the_field() {
         "slot_lists: given those of another step, accepted those of the prepared step: a layer \
          with an indexer selects first"
     );
-    // The workspace is of another indexer.
+    // The workspace belongs to another indexer.
     let other = Indexer::new(&cpu, &indexer_config(8), &sparse.config().problem).unwrap();
     let mut foreign = other.workspace(&limits()).unwrap();
     let refused = world.select(&indexer, &space, &mut foreign, &step);
@@ -666,7 +666,7 @@ fn refusals_name_the_field() {
         "indexer workspace: given one for 4 index heads of 32 values, 8 of them rotary, lists of \
          8, accepted 4 index heads of 32 values, 8 of them rotary, lists of 9"
     );
-    // The workspace is of an indexer of another layer, with narrower queries.
+    // The workspace belongs to an indexer of another layer, whose queries have a narrower dtype.
     let mut problem = sparse.config().problem;
     problem.dtype = DType::BF16;
     let narrow = Indexer::new(&cpu, &indexer_config(9), &problem).unwrap();
@@ -686,7 +686,7 @@ fn refusals_name_the_field() {
         error(refused.unwrap_err()),
         "new tokens: given 4, accepted at most the indexer workspace's limit of 3"
     );
-    // The tensors are of another step.
+    // The tensors belong to another step.
     let mut longer = world.step([3, 1, 0]);
     longer.requests[0].q = 4;
     longer.keys.resize(5 * 32, 0.0);

@@ -1,4 +1,4 @@
-//! Checks that logits follow the formula, with the stored keys.
+//! Checks that logits follow the formula for the stored keys.
 
 use fastrand::Rng;
 use mla_conformance::reference::{decode_e4m3, index_logit};
@@ -10,20 +10,20 @@ use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, TensorMut, TensorRef};
 
 use crate::{Batch, random};
 
-/// Bits of a NaN that no logit is.
+/// The bits of a NaN that no logit can be.
 const UNTOUCHED: u32 = 0x7fc1_2345;
 
 struct World {
     dims: IndexDims,
     batch: Batch,
     layout: IndexCacheLayout,
-    /// The cache in words, for their alignment.
+    /// The cache as words, so that it is aligned.
     cache: Vec<u32>,
     queries: Vec<u8>,
     weights: Vec<f32>,
 }
 
-// Codes without NaN.
+// Returns random codes other than NaN.
 fn codes(rng: &mut Rng, count: usize) -> Vec<u8> {
     let code = |_| rng.u8(0..127) | rng.u8(0..2) << 7;
     (0..count).map(code).collect()
@@ -42,7 +42,7 @@ impl World {
                 let slot = batch.slot(request, position);
                 let key = codes(&mut rng, layout.width);
                 bytes[layout.values_at(slot)..][..layout.width].copy_from_slice(&key);
-                // Any scale, not only powers of two.
+                // Scales need not be powers of two.
                 let scale = 0.01 + rng.f32();
                 bytes[layout.scale_at(slot)..][..4].copy_from_slice(&scale.to_ne_bytes());
             }
@@ -86,7 +86,8 @@ impl World {
         logits
     }
 
-    /// Compares logits with f64, and those of keys that are not seen with their earlier bits.
+    /// Compares logits with f64. The entries of keys that are not seen must keep their earlier
+    /// bits.
     fn check(&self) {
         let [heads, width] = [self.dims.heads, self.dims.width].map(|n| n as usize);
         let columns = self.batch.longest();
@@ -221,7 +222,7 @@ fn refusals_name_the_field() {
 
 #[test]
 fn short_arrays_are_refused() {
-    // A kernel on a GPU would read beyond the end of such arrays.
+    // A GPU kernel would read beyond the end of such arrays.
     let refused = |requests: usize, lens: &[i32], starts: &[i32]| {
         let mut logits = vec![0.0f32; 90];
         let logits = TensorMut::<Cpu>::from_slice(&mut logits, [1, 1, 90]).unwrap();
@@ -267,7 +268,7 @@ fn no_rows_of_any_width() {
         cpu.select_slots(logits, &rows, 16, &mut [], columns)
             .unwrap();
     }
-    // No heads have queries of any width.
+    // Without heads, queries may have any width.
     let dims = IndexDims::new(0, u32::MAX, 8, 9);
     let cache = IndexCacheLayout::contiguous(dims, 0, 16);
     let table = BlockTable::new(none, 1, 0).unwrap();

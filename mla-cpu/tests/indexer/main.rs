@@ -1,4 +1,4 @@
-//! The lightning indexer on the CPU device, against the f64 reference.
+//! Compares the CPU device's indexer with the f64 reference.
 
 mod attack;
 mod far;
@@ -25,7 +25,7 @@ fn wide(row: &[f32]) -> Vec<f64> {
     row.iter().map(|x| f64::from(*x)).collect()
 }
 
-/// Requests on pages anywhere, as the host knows them.
+/// Requests on scattered pages, as the host knows them.
 struct Batch {
     starts: Vec<i32>,
     lens: Vec<i32>,
@@ -36,8 +36,8 @@ struct Batch {
 }
 
 impl Batch {
-    /// Makes a batch of requests `(new tokens, all tokens)`, on a few more pages than they need.
-    /// Unused entries of the table hold anything.
+    /// Makes a batch of requests `(new tokens, all tokens)`, with a few more pages than they need.
+    /// Unused entries of the table hold arbitrary numbers.
     fn new(rng: &mut Rng, requests: &[(usize, usize)], page_size: usize) -> Self {
         let needed = |kv: usize| kv.div_ceil(page_size);
         let pages = requests.iter().map(|(_, kv)| needed(*kv)).sum::<usize>() + 3;
@@ -96,7 +96,7 @@ impl Batch {
     }
 }
 
-/// Tables of cosines and sines, and positions.
+/// Tables of cosines and sines, and the positions.
 struct Tables {
     positions: Vec<i64>,
     cos: Vec<f32>,

@@ -1,4 +1,4 @@
-//! Pooled index keys, step by step, against f64.
+//! Compares pooled index keys with f64, step by step.
 
 use fastrand::Rng;
 use half::bf16;
@@ -23,7 +23,7 @@ const DIMS: MlaDims = MlaDims::new(64, HeadDims::new(16, 0, 16));
 const HEADS: usize = 2;
 const RANK: usize = 24;
 const PAGE: usize = 16;
-/// Pages of a request, of which there are two.
+/// The number of pages per request. There are two requests.
 const PAGES: usize = 6;
 const WIDTH: usize = 32;
 const INDEX_HEADS: usize = 4;
@@ -44,7 +44,7 @@ fn problem() -> Problem {
         .with_query_len(QueryLen::Ragged)
 }
 
-/// The numbers of one token.
+/// The values of one token.
 #[derive(Clone)]
 struct Token {
     query: Vec<f32>,
@@ -55,8 +55,8 @@ struct Token {
     head_weights: Vec<f32>,
 }
 
-/// New tokens of each request: its length before them, and how many; drafts that are turned down
-/// have numbers of their own.
+/// The new tokens of a step: the earlier length of each request, and its number of new tokens.
+/// Rejected drafts have values of their own.
 #[derive(Clone, Copy)]
 struct Brought {
     from: [usize; 2],
@@ -64,7 +64,7 @@ struct Brought {
     drafts: bool,
 }
 
-/// Both requests' tokens, the layer, and its caches.
+/// The tokens of both requests, the layer, and its caches.
 struct World {
     layer: MlaLayer<CpuPrefill, CpuDecode>,
     indexer: Indexer<Cpu>,
@@ -131,7 +131,7 @@ impl World {
         self.pages[request * PAGES + position / PAGE] as usize * PAGE + position % PAGE
     }
 
-    /// Brings tokens, in one call or in two: the lists of the tokens and the outputs.
+    /// Adds tokens in one call or in two. Returns the lists of the tokens and the outputs.
     fn bring(&mut self, brought: Brought, in_one: bool) -> (Vec<i32>, Vec<f32>) {
         let Brought { from, new, drafts } = brought;
         let of = if drafts { &self.drafts } else { &self.tokens };
@@ -233,7 +233,7 @@ impl World {
         rounded(&hadamard(&rounded(&pooled)))
     }
 
-    /// The values of a pool as they are stored: codes, and their scale.
+    /// The stored values of a pool: codes and their scale.
     fn stored(&self, request: usize, pool: usize) -> (Vec<u8>, f64) {
         let layout = Self::index_layout(self.pages.len());
         let bytes: &[u8] = bytemuck::cast_slice(&self.index_cache);
@@ -262,7 +262,7 @@ impl World {
             .collect()
     }
 
-    /// The list of a token that sees `seen` positions, by the reference and the stored pools.
+    /// The list of a token that sees `seen` positions, from the reference and the stored pools.
     fn list(&self, request: usize, seen: usize, token: &Token) -> Vec<i32> {
         let queries = self.queries(token);
         let logits: Vec<f64> = (0..seen / POOL)
@@ -283,7 +283,7 @@ impl World {
         list
     }
 
-    /// Checks that a token's output is attention in f64 to the rows that its list names.
+    /// Checks that a token's output is attention in f64 to the rows of its list.
     fn check_row(&self, token: &Token, list: &[i32], out: &[f32]) {
         let bytes: &[u8] = bytemuck::cast_slice(&self.cache);
         let format = self.layer.config().problem.kv_format;
@@ -312,7 +312,7 @@ impl World {
     }
 }
 
-/// The steps that bring this many tokens at a time to both requests, up to 70 and 61.
+/// Steps that add tokens to both requests until they have 70 and 61 tokens. The sizes repeat.
 fn steps(sizes: &[usize]) -> Vec<Brought> {
     let (mut from, mut steps) = ([0; 2], Vec::new());
     for size in sizes.iter().cycle() {
@@ -345,7 +345,8 @@ fn pools_lists_and_outputs_match_the_reference() {
                     let token = &world.tokens[request][position];
                     let list = &lists[row * LIST..(row + 1) * LIST];
                     let expected = world.list(request, position + 1, token);
-                    // Whole pools and the last one are exact; which pools may hang on a rounding.
+                    // The last pool must match exactly. The choice of whole pools may depend on
+                    // rounding, so only their number is compared.
                     assert_eq!(list[TOPK..], expected[TOPK..]);
                     let count = |list: &[i32]| list.iter().filter(|slot| **slot >= 0).count();
                     assert_eq!(count(list), count(&expected));
@@ -365,7 +366,8 @@ fn pools_lists_and_outputs_match_the_reference() {
                 let (codes, scale) = world.stored(request, pool);
                 for (code, want) in codes.iter().zip(world.pool(request, pool)) {
                     let given = decode_e4m3(*code) * scale;
-                    // Half of a step of e4m3, or one where bf16 is rounded otherwise.
+                    // The tolerance is half of a step of e4m3, and more where bf16 may round
+                    // differently.
                     let near = (given - want).abs() <= want.abs() / 14.0 + scale / 500.0;
                     assert!(near, "pool {pool} of {request}: {given}, not {want}");
                 }
@@ -374,7 +376,7 @@ fn pools_lists_and_outputs_match_the_reference() {
     }
 }
 
-/// Pools are the same bits, whatever the steps are, and drafts that are turned down leave nothing.
+/// Pools have the same bits for any division into steps, and rejected drafts leave no trace.
 #[test]
 fn steps_and_drafts_change_nothing() {
     let pools = |world: &World| -> Vec<(Vec<u8>, f64)> {
@@ -408,12 +410,12 @@ fn steps_and_drafts_change_nothing() {
                 );
             }
         }
-        // The last drafts are behind the last pools.
+        // The last drafts come after the last pools.
         assert!(pools(&world) == expected, "{sizes:?} with {drafts} drafts");
     }
 }
 
-/// The tokens of a pool stand anywhere in a call: parts of a prompt may be requests of their own.
+/// The tokens of a pool may be anywhere in a call: parts of a prompt may be separate requests.
 #[test]
 fn tokens_of_a_pool_stand_anywhere() {
     let mut rng = Rng::with_seed(8);
@@ -421,7 +423,7 @@ fn tokens_of_a_pool_stand_anywhere() {
     let [keys, gates] = [0; 2].map(|_| random(&mut rng, 5 * WIDTH));
     let (table, norm) = (random(&mut rng, POOL * WIDTH), [1.0f32; WIDTH]);
     let written = |order: [usize; 5]| {
-        // A pool of the first page, and a token of the second.
+        // The tokens are a whole pool of the first page, and one token of the second.
         let slots = order.map(|token| [0, 1, 2, 3, PAGE as i64][token]);
         let rows = |of: &[f32]| -> Vec<f32> {
             let rows = order.iter().flat_map(|token| &of[token * WIDTH..][..WIDTH]);

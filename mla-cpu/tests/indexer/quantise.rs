@@ -1,4 +1,4 @@
-//! Checks that index keys and queries follow the formulas, rounded once.
+//! Checks that index keys and queries follow the formulas and are rounded once.
 
 use fastrand::Rng;
 use half::bf16;
@@ -21,13 +21,13 @@ fn configs() -> impl Iterator<Item = IndexerConfig> {
     })
 }
 
-/// Asserts that codes and their scale are a row rounded once: each value to within half the
-/// distance to the next code, but for the loss of f32 before that (a few 2⁻²⁴ of the largest
-/// value).
+/// Asserts that codes and their scale are a row that was rounded once. Each value must be within
+/// half the distance to the next code. A few 2⁻²⁴ of the largest value are allowed for the earlier
+/// rounding in f32.
 fn check(row: &[f64], codes: &[u8], scale: f64) {
     let largest = row.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
     let exact = index_scale(row);
-    // The scale may be the neighbouring one on the edge of a power of two.
+    // At the edge of a power of two, the neighbouring scale is also allowed.
     let edge = (largest / 448.0 / exact - 1.0).abs() < 1e-5
         || (largest / 448.0 / scale - 1.0).abs() < 1e-5;
     assert!(scale == exact || edge, "scale {scale}, expected {exact}");
@@ -59,7 +59,7 @@ fn keys_into_their_slots() {
         slots[5] = -1;
         let positions = (0..tokens).map(|_| rng.i64(0..900)).collect();
         let tables = Tables::new(positions, 64, config.rotary);
-        // A gap separates the pages.
+        // There is a gap between pages.
         let layout = IndexCacheLayout::contiguous(DIMS, 2, 64).with_page_stride(8448 + 64 * case);
         let mut cache = vec![0xffu8; 2 * layout.page_stride + 8];
         let start = cache.as_ptr().align_offset(4);
@@ -99,7 +99,7 @@ fn keys_into_their_slots() {
             let mut row = layer_norm(&given, &wide(&weight), &bias, 1e-6);
             tables.turn(token).apply(&mut row);
             let row = if config.hadamard { hadamard(&row) } else { row };
-            // The facts' own arithmetic: values of the page first, then its scales.
+            // The expected layout of a page: first all values, then all scales.
             let (page, offset) = (slot / 64, slot % 64);
             let values = page * layout.page_stride + offset * 128;
             let scale = page * layout.page_stride + 8192 + offset * 4;
@@ -124,7 +124,7 @@ fn queries_and_scales() {
     let (tokens, heads, width) = (9, 6, 128);
     for config in configs() {
         let mut queries = random(&mut rng, tokens * heads * width);
-        // A head without any query, and a large one.
+        // One head has only zeros, and one has large values.
         queries[..width].fill(0.0);
         queries[width..2 * width].iter_mut().for_each(|x| *x *= 1e4);
         let weights = random(&mut rng, tokens * heads);
@@ -150,7 +150,7 @@ fn queries_and_scales() {
             let mut row = wide(&queries[at * width..][..width]);
             tables.turn(at / heads).apply(&mut row);
             let row = if config.hadamard { hadamard(&row) } else { row };
-            // heads^-½ · 128^-½ · scale · weight.
+            // The factor is heads^-½ · 128^-½ · scale · weight.
             let factor = f64::from(weights[at]) / (6.0f64 * 128.0).sqrt();
             let scale = f64::from(scaled[at]) / factor;
             let exact = 2f64.powi(scale.log2().round() as i32);

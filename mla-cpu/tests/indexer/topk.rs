@@ -8,7 +8,7 @@ use mla_runtime::tensor::TensorRef;
 
 use crate::{Batch, random, wide};
 
-/// Compares the lists of some logits with the expected ones.
+/// Compares the lists for some logits with the expected ones.
 fn check(
     rng: &mut Rng,
     requests: &[(usize, usize)],
@@ -19,7 +19,7 @@ fn check(
     let batch = Batch::new(rng, requests, page_size);
     let columns = batch.longest();
     let rows = batch.rows();
-    // Logits that a token does not see are infinite: larger than any that it sees.
+    // Logits that a token does not see are infinite, and so larger than any that it sees.
     let mut logits = vec![f32::INFINITY; rows.len() * columns];
     for (row, (_, seen)) in logits.chunks_mut(columns.max(1)).zip(&rows) {
         row[..*seen].copy_from_slice(&make(rng, *seen));
@@ -55,12 +55,12 @@ fn select(batch: &Batch, logits: &[f32], width: usize) -> Vec<i32> {
     lists
 }
 
-/// The kinds of rows that selections get wrong.
+/// Makes the kinds of rows that selections often get wrong.
 fn row(rng: &mut Rng, count: usize) -> Vec<f32> {
     let base = rng.f32() * 8.0 - 4.0;
     match rng.usize(0..10) {
         0 => random(rng, count),
-        // Clustered: nearly equal, with equal top bits.
+        // Clustered values: almost equal, with equal top bits.
         1 => (0..count).map(|_| base + rng.f32() * 1e-5).collect(),
         2 => (0..count)
             .map(|_| f32::from_bits(base.to_bits() & !0x3ff | rng.u32(0..1024)))
@@ -70,7 +70,7 @@ fn row(rng: &mut Rng, count: usize) -> Vec<f32> {
         4 => vec![base; count],
         5 => (0..count).map(|i| i as f32).collect(),
         6 => (0..count).map(|i| -(i as f32)).collect(),
-        // A tail of −inf, and NaN in between.
+        // A tail of −inf, with NaN elsewhere.
         7 => {
             let mut row = random(rng, count);
             let tail = rng.usize(0..=count);
@@ -137,7 +137,7 @@ fn lengths_about_topk() {
         let requests: Vec<(usize, usize)> = lens.into_iter().map(|len| (1, len)).collect();
         check(&mut rng, &requests, k, row);
     }
-    // A request whose tokens see from k − 2 to k + 3.
+    // The tokens of this request see from k − 2 to k + 3 positions.
     check(&mut rng, &[(6, k + 3)], k, row);
 }
 

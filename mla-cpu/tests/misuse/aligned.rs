@@ -1,5 +1,5 @@
-//! The CPU's backends, as if they read 16 bytes at a time and took short lists: what most kernels
-//! on GPUs ask for.
+//! The CPU's backends, declared as if they read 16 bytes at a time and supported only short lists.
+//! Most GPU kernels have such limits.
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Result;
@@ -12,7 +12,7 @@ use mla_runtime::spec::BackendSpec;
 /// Maximum number of entries of a list of slots.
 pub(crate) const LIST: u32 = 16;
 
-/// A backend whose spec says 16 bytes, and how long lists are.
+/// A backend whose spec declares an alignment of 16 bytes and a maximum width of lists.
 pub(crate) struct Aligned<B>(B);
 
 macro_rules! aligned {
@@ -53,7 +53,7 @@ macro_rules! aligned {
                 state: &mut Self::State,
                 (): &(),
             ) -> Result<()> {
-                // SAFETY: the caller keeps to the same contract.
+                // SAFETY: the caller keeps the same contract.
                 unsafe { $backend::$run(&self.0, device, call, state, &()) }
             }
         }

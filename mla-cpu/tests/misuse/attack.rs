@@ -1,5 +1,5 @@
-//! Random steps, right ones and ones with random faults: each is refused by one error with nothing
-//! written, or leaves behind what the formulas say in f64, and nothing else.
+//! Random steps, either right or with random faults. A refused step gives one error and writes
+//! nothing. Any other step must write the results of the formulas in f64, and nothing else.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -21,7 +21,7 @@ fn random_steps() {
     attack(1);
 }
 
-/// Tries other steps each time: `MLA_ATTACK_SEED` repeats them.
+/// Uses other steps each time. `MLA_ATTACK_SEED` repeats a run.
 #[test]
 fn other_random_steps() {
     attack(seed());
@@ -47,7 +47,7 @@ fn attack(seed: u64) {
         for _ in 0..rng.usize(0..3) {
             let (name, _, change) = &faults[rng.usize(..faults.len())];
             let mut changed = setup.clone();
-            // Changes for steps of more requests panic here, and are left out.
+            // Changes that need more requests panic here, and are skipped.
             if catch_unwind(AssertUnwindSafe(|| change(&mut changed))).is_ok() {
                 setup = changed;
                 names.push(name.as_str());
@@ -84,7 +84,7 @@ fn attack(seed: u64) {
             Ok(done) => {
                 right += 1;
                 if setup.prepared == Prepared::Another {
-                    // The step that was prepared has as many tokens as the tensors.
+                    // The prepared step must have the number of tokens that the tensors have.
                     setup.requests.truncate(1);
                     (setup.slots, setup.dense_within) = (None, 0);
                 }
@@ -102,7 +102,7 @@ fn attack(seed: u64) {
     );
 }
 
-/// Fails if an output differs from the formulas, or if anything beside the outputs was written.
+/// Fails if an output differs from the formulas, or if anything except the outputs was written.
 fn compare(setup: &Setup, ran: &Ran, expected: &Expected) -> Result<(), String> {
     let close = |given: f32, wanted: f64| {
         f64::from(given) == wanted
@@ -155,7 +155,7 @@ fn same([before, after]: &[Vec<f32>; 2], name: &str) -> Result<(), String> {
     }
 }
 
-/// A step that has to be right.
+/// Makes a step that must be right.
 fn random(rng: &mut Rng) -> Setup {
     let mut setup = Setup::default();
     let page = *rng
@@ -189,7 +189,7 @@ fn random(rng: &mut Rng) -> Setup {
     setup
 }
 
-/// Requests in the order of a layer, and limits for them.
+/// Makes requests in the order that a layer requires, and limits for them.
 fn requests(rng: &mut Rng, setup: &mut Setup) {
     let problem = setup.config.problem;
     let mut requests: Vec<Request> = (0..rng.usize(..5))
@@ -199,7 +199,7 @@ fn requests(rng: &mut Rng, setup: &mut Setup) {
         })
         .collect();
     requests.sort_unstable_by_key(|request| request.q);
-    // Padding stands first, and has the query length of the absorbed path.
+    // Padding comes first and has the query length of the absorbed path.
     let first = requests.first().map_or(1, |request| request.q);
     let max = match problem.query_len {
         QueryLen::Single => setup.limits.decode_query_len.min(1),
@@ -217,7 +217,8 @@ fn requests(rng: &mut Rng, setup: &mut Setup) {
     let spare = rng.usize(..3);
     setup.limits.requests = requests.len().max(1) + spare;
     setup.limits.tokens = (tokens as usize).max(1) + spare;
-    // Context rows are at least a page; sparse steps without dense requests need none.
+    // A context chunk has at least a page of rows. Sparse steps without dense requests need no such
+    // rows.
     let rows = [problem.page_size as usize, 64, 200];
     setup.limits.context_rows = match problem.sparse {
         true => 0,
@@ -226,7 +227,7 @@ fn requests(rng: &mut Rng, setup: &mut Setup) {
     setup.requests = requests;
 }
 
-/// A cache, and pages of their own for what each request writes.
+/// Makes a cache. The tokens that a request writes are in pages of its own.
 fn pages(rng: &mut Rng, setup: &mut Setup, page: usize) {
     let needed = |request: &Request| (request.kv as usize).div_ceil(page);
     let longest = setup.requests.iter().map(needed).max().unwrap_or(0).max(1);
@@ -257,7 +258,7 @@ fn pages(rng: &mut Rng, setup: &mut Setup, page: usize) {
     }
 }
 
-/// Lets a request read the first page of another, where neither writes it.
+/// Lets a request read the first page of another one, if neither writes to it.
 fn share(rng: &mut Rng, setup: &mut Setup, page: usize) {
     let is_read = |request: &Request| {
         request.kv > 0 && request.q > 0 && request.context_len() as usize >= page
@@ -272,7 +273,7 @@ fn share(rng: &mut Rng, setup: &mut Setup, page: usize) {
     }
 }
 
-/// Returns the slots of the new tokens by the block table, a few of them replaced by −1.
+/// Returns the slots of the new tokens by the block table. A few of them are replaced by −1.
 fn slots(rng: &mut Rng, setup: &Setup) -> Vec<i64> {
     let page = setup.table_page;
     let mut slots = Vec::new();
@@ -291,7 +292,7 @@ fn slots(rng: &mut Rng, setup: &Setup) -> Vec<i64> {
     slots
 }
 
-/// Tensors of the step's tokens, some with gaps and some behind others.
+/// Makes tensors for the step's tokens. Some have gaps, and some begin at an offset.
 fn tensors(rng: &mut Rng, setup: &mut Setup) {
     let tokens: usize = setup
         .requests
@@ -320,7 +321,7 @@ fn tensors(rng: &mut Rng, setup: &mut Setup) {
     setup.lse_bytes = 4 * HEADS * row_stride;
 }
 
-/// Slots of any token, and ones that no cache has.
+/// Makes lists with slots of any token, and with slots outside the cache.
 fn lists(rng: &mut Rng, setup: &mut Setup) {
     let tokens: usize = setup
         .requests
@@ -345,8 +346,8 @@ fn lists(rng: &mut Rng, setup: &mut Setup) {
     }
 }
 
-/// Leaves numbers in the cache only where a step may look: in the pages of its requests, and in
-/// slots that are listed.
+/// Fills the cache with NaN except where a step may read: in the pages of its requests, and in
+/// listed slots.
 fn poison(setup: &mut Setup) {
     let page = setup.cache.page_size;
     let strides = setup.cache.page_stride.max(setup.cache.row_stride);
@@ -372,10 +373,11 @@ fn poison(setup: &mut Setup) {
     setup.cache_numbers = Some(rows.map(|first| first..first + width).collect());
 }
 
-/// A change of a setup by a number of 32 bits, or by a small one.
+/// Changes a setup with a 32-bit number or a small number.
 type Fault = fn(&mut Rng, &mut Setup, u32, usize);
 
-/// Faults, or none, in what an engine makes anew for each step.
+/// Lists faults in the data that an engine makes anew for each step. An entry may also leave the
+/// data valid.
 macro_rules! faults {
     ($($name:literal, $fault:expr;)*) => {
         const FAULTS: &[(&str, Fault)] = &[$(($name, $fault)),*];
@@ -410,7 +412,7 @@ faults! {
     };
 }
 
-/// Changes one of some items, if there are any.
+/// Changes one of the items, if there are any.
 fn pick<T>(rng: &mut Rng, items: &mut [T], change: impl FnOnce(&mut T)) {
     if !items.is_empty() {
         change(&mut items[rng.usize(..items.len())]);

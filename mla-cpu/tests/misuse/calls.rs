@@ -1,5 +1,6 @@
-//! Selections, models and whole steps with random numbers of every size: each call returns, and all
-//! errors have one form. `mla-runtime/tests/refusals.rs` tries other functions at their edges.
+//! Tests selections, models and whole steps with random numbers of every size. Each call must
+//! return, and all errors must have one form. `mla-runtime/tests/refusals.rs` tests other functions
+//! at their limits.
 
 use std::fmt::Display;
 
@@ -28,7 +29,7 @@ fn random_calls() {
     attack(1);
 }
 
-/// Tries other numbers each time: `MLA_ATTACK_SEED` repeats them.
+/// Uses other numbers each time. `MLA_ATTACK_SEED` repeats a run.
 #[test]
 fn other_random_calls() {
     attack(crate::attack::seed());
@@ -45,7 +46,7 @@ fn attack(seed: u64) {
 
 const CALLS: [fn(&mut Numbers); 3] = [selection, models, steps];
 
-/// A selection for any problem, and what it says.
+/// Makes a selection for a random problem, and prints it.
 fn selection(r: &mut Numbers) {
     let p = r.problem();
     let _ = (
@@ -66,7 +67,7 @@ fn selection(r: &mut Numbers) {
     }
 }
 
-/// Configurations, and rotary tables of them.
+/// Reads random configurations, and makes rotary tables of them.
 fn models(r: &mut Numbers) {
     let cpu = Cpu::new();
     let text = format!(
@@ -106,7 +107,7 @@ fn models(r: &mut Numbers) {
     }
 }
 
-/// Layers, workspaces and steps of any limits.
+/// Makes layers, workspaces and steps with random limits.
 fn steps(r: &mut Numbers) {
     let cpu = Cpu::new();
     let config = LayerConfig::new(r.problem(), r.pick(&[0.1, 0.0, f32::NAN]));
@@ -120,7 +121,7 @@ fn steps(r: &mut Numbers) {
             .is_ok_and(|p| p.total_bytes < 1 << 28);
         said(plan);
         if !fits {
-            // A layer without a plan has no workspace either.
+            // A layer without a memory plan has no workspace either.
             if layer.memory_plan(&limits, 1, 1).is_err() {
                 assert!(said(layer.workspace(&limits)).is_none());
             }
@@ -169,7 +170,7 @@ fn steps(r: &mut Numbers) {
     said(StepPlan::within(&p, &limits, r.u32(), &list));
 }
 
-/// Numbers that are small, at an edge, or anything.
+/// Random numbers: small, at a limit, or arbitrary.
 struct Numbers(fastrand::Rng);
 
 impl Numbers {

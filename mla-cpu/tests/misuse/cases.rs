@@ -1,4 +1,4 @@
-//! The cases: a name, the result that it has to have, and the change.
+//! The cases: each has a name, the required result, and the change that makes it.
 
 use mla_runtime::batch::Request;
 use mla_runtime::model::{DType, KvFormat};
@@ -40,7 +40,7 @@ fn add(
     cases.push((name.into(), expected, Box::new(change)));
 }
 
-/// Adds cases, a row each.
+/// Adds cases, one per row.
 macro_rules! add {
     ($cases:ident; $($expected:ident $name:expr, $change:expr;)*) => {
         $(add($cases, $name, $expected, $change);)*
@@ -115,7 +115,7 @@ fn strides(cases: &mut Vec<Case>) {
             };
         }
     }
-    // Strides between heads do not matter here: there is one head.
+    // Strides between heads do not matter here, because there is only one head.
     for (name, pick) in [TENSORS[1], TENSORS[2]] {
         for stride in [0, usize::MAX / 2, usize::MAX] {
             add! { cases;
@@ -155,10 +155,10 @@ fn strides(cases: &mut Vec<Case>) {
     }
 }
 
-// Adds tensors that a backend which reads 16 bytes at a time refuses: 16 bytes are four f32.
+// Adds tensors that a backend refuses if it reads 16 bytes at a time: 16 bytes are four f32.
 fn alignments(cases: &mut Vec<Case>) {
     for (name, pick) in TENSORS {
-        // Latents go to the cache and to products alone, which take any.
+        // Latents are used only by cache writes and products, which support any alignment.
         let expected = if name == "latent" { Right } else { Refused };
         add! { cases;
             expected format!("{name}: an element off, for backends of 16 bytes"),
@@ -270,7 +270,8 @@ fn pages(cases: &mut Vec<Case>) {
 }
 
 fn slots(cases: &mut Vec<Case>) {
-    // The slot of the decode's token, then those of the five tokens that follow four cached ones.
+    // The slot of the decode's token comes first. The others belong to the five tokens that follow
+    // four cached ones.
     const SLOTS: [i64; TOKENS] = [5, 16, 17, 18, 19, 8];
     add! { cases;
         Right "slots: where the pages have the tokens", |s| s.slots = Some(SLOTS.to_vec());
@@ -296,7 +297,7 @@ fn slots(cases: &mut Vec<Case>) {
         Refused "slots: one too few", |s| s.slots = Some(SLOTS[1..].to_vec());
         Refused "slots: one too many", |s| s.slots = Some([&SLOTS[..], &[-1]].concat());
         Refused "slots: none", |s| s.slots = Some(Vec::new());
-        // The expanded path reads its new tokens as they were given.
+        // The expanded path reads its new tokens from the tensors of the call.
         Right "slots: tokens of a prompt that are not written",
             |s| { let mut slots = SLOTS.to_vec(); slots[3] = -1; s.slots = Some(slots); };
     }

@@ -1,7 +1,7 @@
-//! Mistakes of engines, case by case: each is refused with the field's name and nothing written, or
-//! gives the right result.
+//! Mistakes of engines, case by case. Each is either refused, with the field's name and nothing
+//! written, or gives the right result.
 //!
-//! `refusals.txt` is what each refused case says. `BLESS=1 cargo test -p mla-cpu --test misuse`
+//! `refusals.txt` has the error of each refused case. `BLESS=1 cargo test -p mla-cpu --test misuse`
 //! writes it anew.
 
 mod aligned;
@@ -16,12 +16,12 @@ use std::fmt::Write as _;
 
 use setup::Setup;
 
-/// The result that a case has to have.
+/// The result that a case must have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Expected {
-    /// An error; neither the cache nor the output is touched.
+    /// An error. Neither the cache nor the output is changed.
     Refused,
-    /// The outputs of the case without a change.
+    /// The same outputs as without the change.
     Right,
 }
 

@@ -1,4 +1,4 @@
-//! The right results of a setup, by the formulas in f64.
+//! Computes the right results of a setup in f64, by the formulas.
 
 use mla_conformance::reference::{Turn, attend};
 use mla_runtime::batch::Request;
@@ -12,20 +12,20 @@ pub(crate) struct Expected {
     pub(crate) out: Vec<Vec<Vec<f64>>>,
     /// `[tokens][heads]`.
     pub(crate) lse: Vec<Vec<f64>>,
-    /// Slots that are written, each with its row.
+    /// The slots that are written, each with its row.
     pub(crate) written: Vec<(usize, Vec<f64>)>,
 }
 
-/// A token's place: its row in the step's tensors, its request, and its position there.
+/// A token: its row in the step's tensors, its request, and its position there.
 struct Token {
     row: usize,
     request: usize,
     position: usize,
-    /// Padding has no position.
+    /// True for padding, which has no position.
     is_padding: bool,
 }
 
-/// A tensor's elements.
+/// The elements of a tensor.
 struct Elements<'a>(&'a View, Vec<f32>);
 
 impl<'a> Elements<'a> {
@@ -77,7 +77,7 @@ pub(crate) fn expected(setup: &Setup, absorbed_tokens: usize) -> Expected {
             _ if token.is_padding => Vec::new(),
             _ => (0..=token.position)
                 .map(|position| {
-                    // The expanded path reads its new tokens as they were given.
+                    // The expanded path reads its new tokens from the tensors of the call.
                     let own = tokens.iter().find(|other| {
                         other.request == token.request && other.position == position && is_expanded
                     });
@@ -138,7 +138,7 @@ fn cache_row(setup: &Setup, slot: usize) -> Vec<f64> {
 /// Returns the slots that a token attends to.
 fn listed(setup: &Setup, token: usize, width: usize) -> Vec<usize> {
     let slots = setup.cache.pages * setup.cache.page_size;
-    // Every count is 1.
+    // Every given count is 1.
     let count = setup.slot_counts.map_or(width, |_| width.min(1));
     (0..count)
         .map(|at| setup.list_entries[(token * width + at) % setup.list_entries.len()])
@@ -186,7 +186,7 @@ fn attend_head(
         .collect();
     turn(setup, token, &mut query[nope..]);
     let weight = |row: usize, column: usize| weights.get(0, row, head * (nope + v) + column);
-    // The columns `from..to` of what W_kv_b makes of a latent.
+    // The columns `from..to` of a latent multiplied by W_kv_b.
     let expand = |row: &[f64], from: usize, to: usize| -> Vec<f64> {
         (from..to)
             .map(|column| (0..latent).map(|k| row[k] * weight(k, column)).sum())

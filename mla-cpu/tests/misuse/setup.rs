@@ -1,4 +1,4 @@
-//! A step with everything that can be wrong about it as plain data.
+//! A step as plain data, so that a test can make any part of it wrong.
 
 use std::ops::Range;
 
@@ -21,12 +21,12 @@ pub(crate) const TOKENS: usize = 6;
 pub(crate) const PAGE: usize = 4;
 pub(crate) const PAGES: usize = 6;
 
-/// A tensor's place: its layout, its offset in its memory, and the size of that memory.
+/// A view of a tensor: its layout, its offset in its memory, and the size of that memory.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     pub(crate) layout: Layout,
     pub(crate) offset: usize,
-    /// Bytes; `None`: as many as the layout spans.
+    /// The number of bytes; `None` means the span of the layout.
     pub(crate) bytes: Option<usize>,
 }
 
@@ -55,10 +55,10 @@ impl View {
         self.offset / 4 + i * strides[0] + j * strides[1] + k * strides[2]
     }
 
-    /// Makes memory in which each element of the view has a value of its index; what lies between
-    /// is NaN.
+    /// Makes memory in which each element of the view has a value that depends on its index. The
+    /// gaps are NaN.
     pub(crate) fn memory(&self, tensor: u32) -> Vec<f32> {
-        // Views that span more than this are there to be refused.
+        // Larger views only occur in cases that must be refused.
         let span = self.layout.span_bytes().unwrap_or(1 << 20).min(1 << 20);
         let mut memory = vec![f32::NAN; (self.offset + self.len().max(span)).div_ceil(4) + 1];
         let [a, b, c] = self.layout.shape;
@@ -74,7 +74,7 @@ impl View {
     }
 }
 
-/// Returns a number from −1 to 1 that looks random.
+/// Returns a pseudorandom number from −1 to 1.
 pub(crate) fn number(tensor: u32, i: usize, j: usize, k: usize) -> f32 {
     let mut x = (tensor as u64) << 48 ^ (i as u64) << 32 ^ (j as u64) << 16 ^ k as u64;
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -82,22 +82,22 @@ pub(crate) fn number(tensor: u32, i: usize, j: usize, k: usize) -> f32 {
     ((x >> 40) as f32 / (1u64 << 23) as f32) - 1.0
 }
 
-/// Preparation of the workspace before the layer runs.
+/// The preparation of the workspace before the layer runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Prepared {
-    /// Prepared for this step.
+    /// This step is prepared.
     Step,
-    /// Never prepared.
+    /// Nothing was ever prepared.
     Nothing,
-    /// Prepared for this step, and then for one that was refused.
+    /// This step was prepared, and then a step that was refused.
     Refused,
-    /// A step of fewer tokens.
+    /// A step of fewer tokens is prepared.
     Another,
-    /// Prepared for this step, but the workspace is of a layer for another problem.
+    /// This step is prepared, but the workspace belongs to a layer for another problem.
     OtherProblem,
 }
 
-/// A rotation that the call is to do.
+/// A rotation that the call must do.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rotation {
     pub(crate) width: u32,
@@ -106,7 +106,7 @@ pub(crate) struct Rotation {
     pub(crate) fused: bool,
 }
 
-/// A decode behind five tokens, and five new tokens behind four.
+/// A decode after five tokens, and five new tokens after four.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) config: LayerConfig,
@@ -128,38 +128,38 @@ pub(crate) struct Setup {
     pub(crate) cache_bytes: usize,
     pub(crate) max_len: Option<u32>,
     pub(crate) dense_within: u32,
-    /// The width of the lists, and the number of entries.
+    /// The width of the lists, and the number of their entries.
     pub(crate) slot_lists: Option<(usize, usize)>,
-    /// The entries, which are repeated from the first one on if there are fewer.
+    /// The entries. If there are too few, they repeat from the first.
     pub(crate) list_entries: Vec<i32>,
     pub(crate) slot_counts: Option<usize>,
     pub(crate) rotation: Option<Rotation>,
     pub(crate) prepared: Prepared,
     /// True if the backends read 16 bytes at a time.
     pub(crate) aligned: bool,
-    /// Offset of the cache in its memory, in bytes.
+    /// The offset of the cache in its memory, in bytes.
     pub(crate) cache_offset: usize,
-    /// The numbers of the cache's memory that are not NaN. `None`: all.
+    /// The ranges of the cache's memory that are not NaN; `None` means all of it.
     pub(crate) cache_numbers: Option<Vec<Range<usize>>>,
 }
 
 /// The run of a setup: its result, and the memory before and after it.
 pub(crate) struct Ran {
     pub(crate) result: Result<Done>,
-    /// The memory of the cache and of the output, before and after.
+    /// The memory of the cache and of the output, before and after the run.
     pub(crate) cache: [Vec<f32>; 2],
     pub(crate) out: [Vec<f32>; 2],
 }
 
-/// Results, beside its outputs, of a step that was not refused.
+/// The results of a step that was not refused, except its outputs.
 pub(crate) struct Done {
-    /// `[heads][row_stride]`, if it was asked for.
+    /// `[heads][row_stride]`, if the log-sum-exp was asked for.
     pub(crate) lse: Option<Vec<f32>>,
     pub(crate) absorbed_tokens: usize,
 }
 
 impl Ran {
-    /// Returns true if the cache or the output was written.
+    /// Returns true if the cache or the output was changed.
     pub(crate) fn touched(&self) -> bool {
         [&self.cache, &self.out]
             .iter()
@@ -213,7 +213,7 @@ fn bytes(numbers: &[f32]) -> &[u8] {
 }
 
 impl Setup {
-    /// Returns the outputs, or the refusal; and true if anything was written.
+    /// Returns the outputs or the error. Also returns true if anything was written.
     pub(crate) fn run(&self) -> (Result<Vec<f32>>, bool) {
         let ran = self.run_whole();
         let touched = ran.touched();
@@ -233,7 +233,7 @@ impl Setup {
         all.map(move |(i, j, k)| out.place(i, j, k))
     }
 
-    /// Runs the setup, and returns all of its results.
+    /// Runs the setup and returns all of its results.
     pub(crate) fn run_whole(&self) -> Ran {
         let mut cache = vec![0.0f32; (self.cache_offset + self.cache_bytes).div_ceil(4)];
         for (at, value) in cache.iter_mut().enumerate() {

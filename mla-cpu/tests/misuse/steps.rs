@@ -1,5 +1,5 @@
-//! Mistakes of engines from step to step: workspaces of others, stale plans, pages that two
-//! requests share, requests that are gone.
+//! Mistakes of engines between steps: workspaces of other layers, outdated plans, pages that two
+//! requests share, and requests that have ended.
 
 use std::sync::Arc;
 
@@ -23,10 +23,10 @@ type Layer = MlaLayer<CpuPrefill, CpuDecode>;
 /// The outputs of a case, and the expected ones.
 type Outputs = [Vec<f32>; 2];
 
-/// A name, and the calls of the case. An error is a refusal.
+/// A name, and the calls of the case. An error means that the case is refused.
 pub(crate) type Case<T> = (&'static str, fn() -> Result<T>);
 
-/// A name in a row, and its calls.
+/// Lists refused cases. Each row has a name and the calls.
 macro_rules! refused {
     ($($name:literal, $call:expr;)*) => {
         pub(crate) const REFUSED: &[Case<()>] = &[$(($name, || {
@@ -36,7 +36,7 @@ macro_rules! refused {
     };
 }
 
-/// A name in a row, the outputs of the case, and the expected ones.
+/// Lists right cases. Each row has a name, the outputs of the case, and the expected outputs.
 macro_rules! right {
     ($($name:literal, $given:expr, $wanted:expr;)*) => {
         pub(crate) const RIGHT: &[Case<Outputs>] = &[$(($name, || Ok([$given, $wanted]))),*];
@@ -102,7 +102,8 @@ refused! {
         Lab::new().run(&[StepRequest::new(1, u32::MAX, &[0, 1, 2])], 1);
     "steps: a negative page", Lab::new().run(&[StepRequest::new(1, 6, &[3, i32::MIN])], 1);
     "steps: the largest page", Lab::new().run(&[StepRequest::new(1, 6, &[3, i32::MAX])], 1);
-    // Two decodes in one slot, by the raw door: refused before there is a call.
+    // Two decodes with the same slot, planned without reordering. `prepare` refuses them, before
+    // any call.
     "steps: two requests in one slot", {
         let two = [StepRequest::new(1, 6, &[3, 1]), StepRequest::new(1, 6, &[4, 1])];
         let step = StepPlan::in_order(&config().problem, &LIMITS, 1, 0, &two)?;
@@ -114,7 +115,7 @@ refused! {
         let limits = StepLimits::new(max, max, max).with_context_rows(max);
         Lab::of(config(), limits.with_decode_query_len(max))
     };
-    // The limit on new tokens refuses what this limit lets pass.
+    // The limit on new tokens refuses this step, although the limit on query lengths allows it.
     "steps: decodes longer than all that a host counts",
         Lab::of(config(), LIMITS.with_decode_query_len(usize::MAX))?
             .run(&[StepRequest::new(9, 9, &[0, 1, 2])], 9);
@@ -134,7 +135,7 @@ refused! {
         let mut bytes = vec![0; 2 * layout.page_stride];
         Cpu::new().copy_page(CacheMut::new(&mut bytes[..], layout)?, 0, 1)
     };
-    // Positions of the caller's own.
+    // Positions given by the caller.
     "steps: fewer positions than tokens", rotated(&[0; 5]);
     "steps: more positions than tokens", rotated(&[0; 7]);
     "steps: a negative position", rotated(&[0, 0, 0, -1, 0, 0]);
@@ -194,7 +195,7 @@ right! {
         assert!(lab.plan(&[TWO[0], TWO[0]]).is_err());
         lab.call(6)?
     }, two()?;
-    // The two rows of padding stand behind the decode.
+    // The two rows of padding come after the decode.
     "steps: padded", {
         let mut lab = Lab::new();
         let step = lab.plan(&TWO)?.padded_to(4)?;
@@ -212,7 +213,7 @@ right! {
         let pages = [3, 1, i32::MIN, i32::MAX, 0, 0, 0, 0, 0];
         Lab::new().run(&[StepRequest::new(1, 6, &pages), TWO[1]], 6)?
     }, two()?;
-    // The decode stands before the prompt.
+    // The decode comes before the prompt.
     "steps: a prefix that another writes in this step",
         Lab::new().run(&[StepRequest::new(4, 4, &[2]), StepRequest::new(1, 6, &[2, 1])], 5)?,
         {
@@ -241,7 +242,7 @@ right! {
     "steps: negative counts of lists", listed(Some(&[i32::MIN]))?, vec![0.0; HEADS * 16];
 }
 
-/// A decode behind five tokens, and five new tokens behind four.
+/// A decode after five tokens, and five new tokens after four.
 const TWO: [StepRequest<'static>; 2] = [
     StepRequest::new(1, 6, &[3, 1]),
     StepRequest::new(5, 9, &[0, 4, 2]),
@@ -262,7 +263,7 @@ fn two() -> Result<Vec<f32>> {
     Lab::new().run(&TWO, 6)
 }
 
-/// Optional inputs, which few calls have.
+/// Optional inputs that few calls have.
 #[derive(Default)]
 struct Extras<'a> {
     sinks: Option<&'a [f32]>,
@@ -274,9 +275,9 @@ struct Lab {
     layer: Layer,
     workspace: Workspace<CpuPrefill, CpuDecode>,
     cache: Vec<f32>,
-    /// Configuration for which the weights are made.
+    /// The configuration for which the weights are made.
     weights: LayerConfig,
-    /// Numbers of the rows of the tensors.
+    /// The row numbers from which the tensors' values are made.
     rows: Vec<usize>,
 }
 
@@ -297,7 +298,7 @@ impl Lab {
         })
     }
 
-    /// Returns the same lab with tensors whose rows have the numbers of these.
+    /// Returns the same lab with tensors made from these row numbers.
     fn with_rows(mut self, rows: &[usize]) -> Self {
         self.rows = rows.to_vec();
         self
@@ -308,7 +309,7 @@ impl Lab {
         self
     }
 
-    /// Returns a lab that is prepared for these requests.
+    /// Returns a lab with a step prepared for these requests.
     fn prepared(requests: &[StepRequest<'_>]) -> Result<Self> {
         let mut lab = Self::new();
         let step = lab.plan(requests)?;
@@ -340,7 +341,8 @@ impl Lab {
         })
     }
 
-    /// Runs the parts of a call: the cache, the absorbed path, the expanded one.
+    /// Runs the parts of a call in this order. The parts are the cache write, the absorbed path and
+    /// the expanded path.
     fn parts(&mut self, tokens: usize, order: [usize; 3]) -> Result<Vec<f32>> {
         self.with_call(tokens, Extras::default(), |layer, workspace, mut call| {
             order.into_iter().try_for_each(|part| match part {
@@ -365,7 +367,8 @@ impl Lab {
             .collect()
     }
 
-    /// Does `run` with a call of `tokens` tokens. A refusal has to leave cache and output alone.
+    /// Calls `run` with a call of `tokens` tokens. A refused call must not change the cache or the
+    /// output.
     fn with_call(
         &mut self,
         tokens: usize,
@@ -427,7 +430,7 @@ fn foreign_workspace(change: fn(&mut Problem)) -> Result<Vec<f32>> {
     change(&mut problem);
     let lab = Lab::prepared(&TWO[..1])?;
     let mut other = Lab::of(config().with_problem(problem), LIMITS).expect("a layer of its own");
-    // Planned and prepared for a layer of its own problem.
+    // The step is planned and prepared for a layer of another problem.
     let step = other.plan(&TWO[..1])?;
     other.prepare(&step)?;
     lab.with_workspace(other.workspace).call(1)
@@ -446,7 +449,7 @@ fn planned_within(limits: &StepLimits, requests: &[StepRequest<'_>]) -> Result<(
     Lab::new().prepare(&step)
 }
 
-/// Runs a step at these positions, by tables of 16.
+/// Runs a step with these positions and tables of 16 positions.
 fn rotated(positions: &[i64]) -> Result<()> {
     let mut lab = Lab::prepared(&TWO)?;
     let tables = RotaryTables::new(&Cpu::new(), &Rope::plain(1e4), 8, 16)?;
@@ -480,8 +483,8 @@ fn sinks(requests: &[StepRequest<'_>], tokens: usize, sinks: &[f32]) -> Result<V
     Lab::prepared(requests)?.call_with(tokens, Extras { sinks, lists: None })
 }
 
-/// Runs a sparse decode with lists of two caches, the second with rows of `dims` and lists of
-/// `entries` entries.
+/// Runs a sparse decode with lists of two caches. The rows of the second one have the widths of
+/// `dims`, and its lists have `entries` entries.
 fn second(dims: MlaDims, entries: usize) -> Result<Vec<f32>> {
     let other = CacheLayout::contiguous(dims, KvFormat::F32, PAGES, PAGE);
     let (bytes, list) = (vec![0; PAGES * other.page_stride], vec![0; entries]);

@@ -1,5 +1,5 @@
-//! Everything but CUTLASS's kernel, on any GPU: a stand-in for it attends on the host, and reads
-//! what the kernel would.
+//! Tests of everything but CUTLASS's kernel, on any GPU. A stand-in attends on the host, and reads
+//! the same memory as the kernel.
 
 use std::ffi::c_void;
 
@@ -60,7 +60,8 @@ mla_conformance::decode_conformance!(
 /// Copies `len` values from an address of the device's memory.
 fn read<T: Copy + Default>(address: *const T, len: usize) -> Vec<T> {
     let mut host = vec![T::default(); len];
-    // SAFETY: the host's memory is as long; what the device's is not is refused.
+    // SAFETY: the host's memory has this length. The driver refuses memory that is not the
+    // device's.
     let status = unsafe {
         let to = host.as_mut_ptr().cast();
         sys::cuMemcpyDtoH_v2(to, address as u64, size_of_val(&host[..]))
@@ -70,7 +71,7 @@ fn read<T: Copy + Default>(address: *const T, len: usize) -> Vec<T> {
 }
 
 fn write<T>(address: *mut T, host: &[T]) {
-    // SAFETY: the slice is as long as is said; memory that is not the device's is refused.
+    // SAFETY: the slice has this length. The driver refuses memory that is not the device's.
     let status = unsafe {
         let from = host.as_ptr().cast();
         sys::cuMemcpyHtoD_v2(address as u64, from, size_of_val(host))
@@ -78,7 +79,7 @@ fn write<T>(address: *mut T, host: &[T]) {
     status.result().expect("device memory");
 }
 
-/// A call, whose tensors are read and written from the host.
+/// A call whose tensors are read and written from the host.
 struct OnTheHost<'a>(&'a ffi::FiCutlassMla);
 
 impl OnTheHost<'_> {
@@ -106,7 +107,7 @@ impl OnTheHost<'_> {
         query
     }
 
-    /// Returns all rows of every tile that a request begins, as the kernel reads them.
+    /// Returns all rows of every tile in which a request has keys, as the kernel reads them.
     fn rows(&self, table: &[i32], len: usize) -> Vec<Vec<f32>> {
         let page_size = self.0.page_size as usize;
         let tokens = 0..len.next_multiple_of(TILE);
@@ -149,7 +150,7 @@ fn attend(query: &[f32], rows: &[Vec<f32>], len: usize, softmax_scale: f32) -> (
     let sum: f32 = weights.iter().sum();
     let mut out = vec![0.0; LATENT];
     for (weight, row) in weights.iter().zip(rows) {
-        // Values of no weight count, too: NaN times 0 is NaN.
+        // Values with a weight of 0 are included, since NaN times 0 is NaN.
         for (out, value) in out.iter_mut().zip(row) {
             *out += weight * value;
         }
@@ -162,7 +163,7 @@ unsafe extern "C" fn attend_on_the_host(
     call: *const ffi::FiCutlassMla,
     stream: *mut c_void,
 ) -> i32 {
-    // SAFETY: the caller gives a call that lives, and the stream that its tensors are written on.
+    // SAFETY: the caller passes a call that lives, and the stream on which its tensors are written.
     let call = unsafe {
         sys::cuStreamSynchronize(stream.cast()).result().unwrap();
         OnTheHost(&*call)

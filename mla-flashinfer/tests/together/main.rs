@@ -1,10 +1,10 @@
-//! FlashInfer's kernels, cuDNN's and this project's own in one program: each backend is there once,
-//! and all of them give what the CPU gives. With the features of one crate alone the others'
-//! backends are there as absent.
+//! Tests of a program with FlashInfer's kernels, cuDNN's and this project's own. Each backend is
+//! there once, and all of them give the same results as the CPU. With only one crate's features,
+//! the backends of the others are listed as absent.
 
 #![cfg(feature = "gpu")]
 
-// Parts of the layer's own tests on a GPU.
+// These are parts of the layer's own GPU tests.
 #[path = "../../../tests/gpu/layer/batch.rs"]
 mod batch;
 #[path = "../../../tests/gpu/common.rs"]
@@ -27,7 +27,7 @@ use mla_runtime::tensor::Memory as _;
 use batch::{Batch, Case, Distance, Engine};
 use common::gpu;
 
-/// A phase, a backend's name, and its provider.
+/// The phase, name and provider of each backend.
 const BACKENDS: &[(Phase, &str, &str)] = &[
     (Phase::Prefill, "FLASHINFER", "flashinfer"),
     (Phase::Prefill, "CUDNN", "cudnn"),
@@ -53,7 +53,7 @@ fn each_backend_is_there_once() {
             .filter(|candidate| candidate.spec.name == *name)
             .map(|candidate| candidate.spec.provider)
             .collect();
-        // A native backend without a kernel in mla-kernels has its origin as its provider.
+        // The provider of a native backend without a kernel in mla-kernels is its origin.
         let is_native = *provider == "native" && found.len() == 1;
         assert!(is_native || found == [*provider], "{name}: {found:?}");
     }
@@ -69,7 +69,7 @@ fn blackwells_own_kernels_are_chosen_by_name_alone() {
         .with_prefill("FLASHINFER")
         .with_decode("CUTLASS_MLA");
     let by_name = registry.explain(&by_name).unwrap();
-    // FLASHINFER runs on Blackwell by fa2, whose PTX has run, in a build without that family.
+    // In a build without `sm100`, FLASHINFER runs on Blackwell by fa2, whose PTX has been run.
     let is_of_blackwell = cfg!(feature = "sm100");
     for (phase, name, needs_name, fits) in [
         (Phase::Decode, "CUTLASS_MLA", true, is_of_blackwell),
@@ -129,7 +129,7 @@ fn layer(gpu: &Cuda, (prefill, decode): (&str, &str), case: &Case) -> SelectedLa
     selection.layer(gpu, config.softmax_scale).unwrap()
 }
 
-/// Makes a layer, its workspace for steps within `limits`, with the batch prepared, and the batch's
+/// Makes a layer, its workspace for steps within `limits` with the prepared batch, and the batch's
 /// numbers.
 fn prepared(
     gpu: &Cuda,
@@ -199,8 +199,7 @@ fn layers_of_other_peoples_kernels_agree_with_the_cpu_and_each_other() {
     }
 }
 
-/// Checks that the lists of a plan stay at their addresses after a capture: `prepare` fills them
-/// anew.
+/// After a capture, the lists of a plan keep their addresses, and `prepare` fills them again.
 #[test]
 #[ignore = "needs a GPU: \
     cargo test --package mla-flashinfer --features sm90,mla-kernels/sm90 --test together -- \
@@ -223,8 +222,8 @@ fn captured_decodes_are_the_steps_run_at_once() {
     }
 }
 
-/// Prefills and their first chunks of context are planned once per step, so that their launches can
-/// be captured.
+/// Prefills and their first context chunks are planned once per step, so their launches can be
+/// captured.
 #[test]
 #[ignore = "needs a GPU: \
     cargo test --package mla-flashinfer --features sm90,mla-kernels/sm90 --test together -- \
@@ -239,8 +238,8 @@ fn captured_mixed_steps_are_the_step_run_at_once() {
     }
 }
 
-/// A plan that is made within a capture would be copied at each replay from memory that holds
-/// another.
+/// A plan made within a capture would be copied at each replay from memory that holds another plan
+/// by then.
 #[test]
 #[ignore = "needs a GPU: \
     cargo test --package mla-flashinfer --features sm90,mla-kernels/sm90 --test together -- \

@@ -1,5 +1,5 @@
-//! Mistakes of engines, and orders of calls that no test of a single step has. The engine gets an
-//! error that names the field, or the bits of a correct call.
+//! Mistakes of engines, and orders of calls that do not occur in tests of a single step. The engine
+//! gets an error that names the field, or the bits of a correct call.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::batch::{Batch, Case, Engine};
 use crate::common::gpu;
 use crate::{MIXED, layer, pairs, prepared};
 
-/// The same number of requests as MIXED, of other lengths; most are longer.
+/// The same number of requests as in MIXED, with other lengths. Most are longer.
 const OTHER: &[(u32, u32)] = &[
     (1, 350),
     (2, 1300),
@@ -35,8 +35,8 @@ const OTHER: &[(u32, u32)] = &[
     (0, 12),
 ];
 
-/// Prepares another step in between, which writes other plans, builds others of cuDNN's and gives
-/// it a larger workspace.
+/// Prepares another step in between. It writes other plans, makes cuDNN build further plans, and
+/// gives cuDNN a larger workspace.
 #[test]
 #[ignore = "needs a GPU: \
     cargo test --package mla-flashinfer --features sm90,mla-kernels/sm90 --test together -- \
@@ -71,8 +71,8 @@ fn a_captured_mixed_step_is_replayed_after_another_step() {
     }
 }
 
-/// Gives each layer a workspace of its own, while they share what FlashInfer and cuDNN keep for the
-/// whole program.
+/// Each layer has its own workspace, while all share what FlashInfer and cuDNN keep for the whole
+/// program.
 #[test]
 #[ignore = "needs a GPU: \
     cargo test --package mla-flashinfer --features sm90,mla-kernels/sm90 --test together -- \
@@ -94,7 +94,7 @@ fn two_streams_give_what_each_gives_alone() {
                 (batch, layer, workspace, engine, alone)
             })
             .collect();
-        // The sides take turns, without waiting.
+        // The two sides alternate without waiting.
         for _ in 0..3 {
             for (batch, layer, workspace, engine, _) in &mut sides {
                 batch.prepare(layer, workspace).unwrap();
@@ -108,7 +108,7 @@ fn two_streams_give_what_each_gives_alone() {
     }
 }
 
-/// cuDNN would allocate, and the plan of a refused step would be missing ever after.
+/// cuDNN would allocate in a capture, and the plan of a refused step would be missing from then on.
 #[test]
 #[ignore = "needs a GPU: \
     cargo test --package mla-flashinfer --features sm90,mla-kernels/sm90 --test together -- \
@@ -136,7 +136,7 @@ fn a_plan_of_cudnn_is_not_built_within_a_capture() {
     assert!(engine.outcome(gpu).unwrap().out == expected.out);
 }
 
-/// FLASHINFER_MLA's lists name rows of the block table, so they are for one batch alone.
+/// FLASHINFER_MLA's lists name rows of the block table, so they are valid for one batch only.
 #[test]
 #[ignore = "needs a GPU: \
     cargo test --package mla-flashinfer --features sm90,mla-kernels/sm90 --test together -- \
@@ -153,7 +153,7 @@ fn a_decode_is_of_the_batch_that_was_prepared() {
     );
     decode.prepare(&[1, 1], &[128, 0], 2).unwrap();
     decode.run([2, 2], 2).unwrap();
-    // The same tokens in other rows of the table.
+    // The same tokens are in other rows of the table.
     for (requests, max_pages) in [(1, 2), (2, 1), (1, 4)] {
         let error = refused(decode.run([2, requests], max_pages));
         assert!(
@@ -161,7 +161,7 @@ fn a_decode_is_of_the_batch_that_was_prepared() {
             "{error}"
         );
     }
-    // Lengths that are too long for a request's row of the table, and for 32 bits.
+    // These lengths exceed a request's row of the table, and 32 bits.
     for longest in [129, u32::MAX] {
         let error = refused(decode.prepare(&[1, 1], &[1, longest], 2));
         assert_eq!(
@@ -189,13 +189,13 @@ fn a_decode_is_of_the_batch_that_was_prepared() {
     decode.run([2, 2], 2).unwrap();
 }
 
-/// A backend of 16 heads, a cache of four pages, and two query tokens.
+/// A backend with 16 heads, a cache of four pages, and two query tokens.
 struct Decode {
     gpu: Cuda,
     backend: SelectedDecode<Cuda>,
     state: <SelectedDecode<Cuda> as DecodeStage>::State,
     plan: <SelectedDecode<Cuda> as DecodeStage>::Metadata,
-    /// Zeros, for queries, cache, lengths and tables alike: page 0 is there.
+    /// Zeros, which serve as queries, cache, lengths and tables. They name page 0, which exists.
     zeros: Buffer,
     out: Buffer,
 }
@@ -252,8 +252,8 @@ impl Decode {
             Self::batch(&self.zeros, requests, max_pages)?,
             Output::Plain(TensorMut::new(Cuda::bytes_mut(&mut self.out), layout(512))?),
         );
-        // SAFETY: lengths and pages of zeros are within every table and cache, and the starts are
-        // what the plan replaces. A batch of other counts than the prepared one is refused.
+        // SAFETY: zeros are valid lengths and pages for every table and cache. The plan replaces
+        // the starts. A batch with other numbers than the prepared one is refused.
         unsafe {
             self.backend
                 .decode(&self.gpu, call, &mut self.state, &self.plan)?;

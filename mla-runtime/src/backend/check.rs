@@ -1,4 +1,4 @@
-//! Checks that hold for every call that a backend is given: made here, for all of them.
+//! Checks of calls that apply to every backend.
 
 use super::{DecodeBatch, DecodeCall, Keys, LayerConfig, Output, PrefillCall, Query};
 use crate::device::Device;
@@ -38,7 +38,7 @@ impl Rule<'_> {
     }
 }
 
-/// Refuses an output whose rows have gaps that the backend would not leave.
+/// Refuses an output whose rows have gaps, unless the backend supports strided outputs.
 pub(crate) fn check_gaps(out: &Layout, spec: &BackendSpec) -> Result<()> {
     let without = Layout::contiguous(out.dtype, out.shape);
     if *out == without || spec.features.contains(Feature::StridedOutputs) {
@@ -54,7 +54,8 @@ fn check_len(field: &'static str, given: usize, accepted: usize, of: &str) -> Re
     Err(Error::argument(field, given, format!("{accepted}, {of}")))
 }
 
-/// Refuses a cache that is not the problem's, and one of two tensors for a backend that reads one.
+/// Refuses a cache of another layout than the problem's. Also refuses a split cache for a backend
+/// that reads only a cache of one tensor.
 pub(crate) fn check_cache(
     layout: &CacheLayout,
     problem: &Problem,
@@ -91,8 +92,8 @@ pub(crate) fn check_cache(
     ))
 }
 
-/// Refuses a cache whose rows do not begin at multiples of `alignment` bytes: in a split cache,
-/// its latents and its rotary keys.
+/// Refuses a cache whose rows do not begin at multiples of `alignment` bytes. In a split cache this
+/// applies to both tensors.
 pub(crate) fn check_rows<D: Device>(cache: &CacheRef<'_, D>, alignment: u32) -> Result<()> {
     let alignment = alignment as usize;
     check_alignment::<D>(cache.bytes(), alignment).named("cache")?;
@@ -116,9 +117,9 @@ pub(crate) fn check_rows<D: Device>(cache: &CacheRef<'_, D>, alignment: u32) -> 
     Err(Error::argument("cache", layout, accepted))
 }
 
-/// Refuses lists of slots if the problem is not sparse, and their absence if it is. Also refuses
-/// lists whose tokens are not the call's: `tokens` of them, or `all` if some attend to no list.
-/// With another width a backend would read entries of other tokens.
+/// Refuses lists of slots if the problem is not sparse, and their absence if it is. Lists must be
+/// for `tokens` tokens, or for `all` tokens if some attend to no list. With lists of another width,
+/// a backend would read the entries of other tokens.
 pub(crate) fn check_lists<D: Device>(
     field: &'static str,
     lists: Option<&super::SlotLists<'_, D>>,
@@ -159,7 +160,7 @@ pub(crate) fn check_lists<D: Device>(
     Err(Error::argument(field, given, accepted))
 }
 
-/// Refuses sinks that a backend does not take, and those of another number of heads.
+/// Refuses sinks if the backend does not support them, and sinks for another number of heads.
 pub(crate) fn check_sinks<D: Device>(
     sinks: Option<&ArrayRef<'_, D, f32>>,
     heads: usize,
@@ -175,8 +176,8 @@ pub(crate) fn check_sinks<D: Device>(
     check_len("sinks", sinks.len(), heads, "one for each head")
 }
 
-/// Refuses factors of query tokens if the problem has none, their absence if it has, and those of
-/// another number of tokens.
+/// Refuses scale factors of query tokens if the problem has none, and their absence if it has them.
+/// Also refuses factors for another number of tokens.
 fn check_query_scales<D: Device>(
     scales: Option<&ArrayRef<'_, D, f32>>,
     tokens: usize,
@@ -198,7 +199,7 @@ fn check_query_scales<D: Device>(
     Err(Error::argument("query_scales", given, accepted))
 }
 
-/// Refuses query tokens that see all of their request, of a backend that has no such.
+/// Refuses a call that is not causal if the backend supports only causal ones.
 pub(crate) fn check_causal(causal: bool, spec: &BackendSpec) -> Result<()> {
     if causal || spec.features.contains(Feature::NonCausal) {
         return Ok(());
@@ -208,7 +209,7 @@ pub(crate) fn check_causal(causal: bool, spec: &BackendSpec) -> Result<()> {
 }
 
 impl<'a, D: Device> Query<'a, D> {
-    /// The query tokens.
+    /// The number of query tokens.
     pub fn tokens(&self) -> usize {
         match self {
             Self::Concatenated(query) => query.shape()[0],
@@ -216,8 +217,8 @@ impl<'a, D: Device> Query<'a, D> {
         }
     }
 
-    /// The latent part, of `latent` columns, and the rotary one, which a concatenated query has
-    /// side by side.
+    /// The latent part of `latent` columns, and the rotary part. A concatenated query has these
+    /// parts side by side.
     ///
     /// # Errors
     ///
@@ -236,7 +237,7 @@ impl<'a, D: Device> Query<'a, D> {
 }
 
 impl<D: Device> DecodeBatch<'_, D> {
-    /// Refuses arrays of other lengths than the requests of the block table need.
+    /// Refuses arrays whose lengths do not fit the number of requests in the block table.
     pub(crate) fn check_lens(&self) -> Result<()> {
         let requests = self.block_table.requests();
         let one = "one per request of the block table";
@@ -247,13 +248,14 @@ impl<D: Device> DecodeBatch<'_, D> {
 }
 
 impl<D: Device> DecodeCall<'_, D> {
-    /// Checks the call against what a backend was made for: dtypes, shapes, the spec's alignment,
-    /// the cache, the lengths of arrays, sinks, and lists of slots. A backend itself checks no more
-    /// than what is particular to it.
+    /// Checks the call against the configuration and the spec of a backend: dtypes, shapes,
+    /// alignment, the cache, the lengths of arrays, sinks, and lists of slots. A backend only needs
+    /// to check what is particular to it.
     ///
     /// # Errors
     ///
-    /// The first field that does not fit, with what was given and what is accepted.
+    /// If a field does not fit. The error names the first one, with the given and the accepted
+    /// value.
     pub fn check(&self, config: &LayerConfig, spec: &BackendSpec) -> Result<()> {
         let problem = &config.problem;
         let rule = Rule { problem, spec };
@@ -291,12 +293,14 @@ impl<D: Device> DecodeCall<'_, D> {
 }
 
 impl<D: Device> PrefillCall<'_, D> {
-    /// Checks the call against what a backend was made for: dtypes, shapes, the spec's alignment,
-    /// and the lengths of arrays. A backend itself checks no more than what is particular to it.
+    /// Checks the call against the configuration and the spec of a backend: dtypes, shapes,
+    /// alignment, and the lengths of arrays. A backend only needs to check what is particular to
+    /// it.
     ///
     /// # Errors
     ///
-    /// The first field that does not fit, with what was given and what is accepted.
+    /// If a field does not fit. The error names the first one, with the given and the accepted
+    /// value.
     pub fn check(&self, config: &LayerConfig, spec: &BackendSpec) -> Result<()> {
         let problem = &config.problem;
         let rule = Rule { problem, spec };
@@ -314,7 +318,7 @@ impl<D: Device> PrefillCall<'_, D> {
                 rule.tensor("keys (nope)", own, [keys, heads, nope])?;
                 let layout = shared.layout();
                 layout.require("keys (rope)", problem.dtype, [keys, 1, rope])?;
-                // It has one head, from which no other is apart.
+                // The rotary part has one head, so the distance between heads does not matter.
                 rule.tensor("keys (rope)", &shared.broadcast(1, 1)?, [keys, 1, rope])?;
             }
         }

@@ -1,4 +1,4 @@
-//! Absorbed attention: every head attends to the cache's own rows.
+//! Absorbed attention: every head attends to the rows of the cache itself.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -12,38 +12,38 @@ use crate::device::Device;
 use crate::spec::{BackendSpec, Cause, KernelFacts};
 use crate::{Error, Result};
 
-/// A decode backend. `#[mla_backend(…)]` on the `impl` block writes [`SPEC`](Self::SPEC) and links
-/// the [`ENTRY`](Self::ENTRY).
+/// A decode backend. `#[mla_backend(…)]` on the `impl` block writes [`SPEC`](Self::SPEC) and
+/// registers the [`ENTRY`](Self::ENTRY).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no decode backend",
     note = "write `#[mla_backend(sm = \"…\", dtypes = \"…\")] \
             impl DecodeBackend for {Self} {{ … }}`"
 )]
 pub trait DecodeBackend: Sized + Send + Sync + 'static {
-    /// The device whose memory it reads and writes.
+    /// The device whose memory the backend reads and writes.
     type Device: Device;
-    /// Made once per engine: workspaces.
+    /// The workspaces, made once per engine.
     type State: Send + 'static;
-    /// Made once per engine and prepared per step, in buffers that never move: a graph that was
-    /// captured with them stays valid.
+    /// Data that is made once per engine and prepared per step. Its buffers never move, so a graph
+    /// that was captured with them stays valid.
     type Metadata: Send + 'static;
 
-    /// The problems that it supports; written by `#[mla_backend]`.
+    /// The problems that the backend supports. `#[mla_backend]` writes this constant.
     const SPEC: BackendSpec;
 
-    /// Its registry entry, for a registry made by hand.
+    /// The registry entry, for a registry made by hand.
     const ENTRY: Entry = Entry::decode::<Self>();
 
-    /// The facts of its kernels: the targets that they are compiled for, and the GPUs that they
-    /// have run on; written by `#[mla_backend]` from the keys `compiled` and `run_on`.
+    /// The facts of the kernels: the targets that they are compiled for, and the GPUs that they
+    /// have run on. `#[mla_backend]` writes this constant from the keys `compiled` and `run_on`.
     const KERNELS: KernelFacts = KernelFacts::UNKNOWN;
 
-    /// Tells if it can run on this machine.
+    /// Tells if the backend can run on this machine.
     fn availability() -> Result<(), Cause> {
         Self::Device::availability()
     }
 
-    /// The implementation for one layer.
+    /// Makes the implementation for one layer.
     ///
     /// # Errors
     ///
@@ -54,31 +54,31 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// If the backend takes no steps of these limits; [`Self::state`] refuses them as well.
+    /// If the backend does not support steps of these limits; [`Self::state`] refuses them as well.
     fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> Result<u64> {
         let _ = (device, limits);
         Ok(0)
     }
 
-    /// The workspaces for steps within `limits`.
+    /// Makes the workspaces for steps within `limits`.
     ///
     /// # Errors
     ///
-    /// If the device has not as much memory left.
+    /// If the device has too little free memory.
     fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State>;
 
-    /// Room for the metadata of steps within `limits`.
+    /// Makes the metadata of steps within `limits`, not yet prepared.
     ///
     /// # Errors
     ///
-    /// If the device has not as much memory left.
+    /// If the device has too little free memory.
     fn metadata(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata>;
 
-    /// Prepares the metadata of a step, such as a schedule, from the lengths on the device. If this
-    /// is left out, nothing is prepared.
+    /// Prepares the metadata of a step, such as a schedule, from the lengths on the device. The
+    /// default implementation prepares nothing.
     ///
-    /// It is safe to call: whatever the batch's arrays hold, it writes nothing but the state and
-    /// the metadata. Only [`decode`](Self::decode) may trust the arrays.
+    /// The method is safe to call. Whatever the batch's arrays hold, it writes only to the state
+    /// and the metadata. Only [`decode`](Self::decode) may trust the arrays.
     ///
     /// # Errors
     ///
@@ -94,16 +94,17 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Attends each query token to its request's rows, with the whole row as key and its latent as
-    /// value. A token that sees nothing gives 0 and −inf.
+    /// Attends each query token to the rows of its request. The whole row is the key, and its
+    /// latent is the value. For a token that sees nothing, the output is 0 and the log-sum-exp
+    /// −inf.
     ///
-    /// Kernels that are launched to begin early keep [the contract of dependent
-    /// launches](super#dependent-launches), or the spec does not declare `dependent_launch`.
+    /// If the spec declares `dependent_launch`, kernels that may begin early keep [the contract of
+    /// dependent launches](super#dependent-launches).
     ///
     /// # Safety
     ///
-    /// The caller keeps to [the contract of a call](super#the-contract-of-a-call): the arrays on
-    /// the device hold valid starts, lengths and pages; the state and the metadata are of this
+    /// The caller keeps [the contract of a call](super#the-contract-of-a-call): the arrays on the
+    /// device hold valid starts, lengths and pages; the state and the metadata are of this
     /// configuration, and the metadata was prepared for this batch.
     ///
     /// # Errors
@@ -117,12 +118,12 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
         metadata: &Self::Metadata,
     ) -> Result<()>;
 
-    /// Divides each request's rows into at most `splits` splits, in place of the backend's own
-    /// choice: for benchmarks that look for the best number.
+    /// Divides each request's rows into at most `splits` splits instead of a number that the
+    /// backend chooses. Benchmarks use this to find the best number.
     ///
     /// # Errors
     ///
-    /// If the backend alone decides, or takes no such number.
+    /// If the backend always chooses the number itself, or does not support this number.
     fn set_num_splits(&mut self, splits: u32) -> Result<()> {
         let accepted = format!("none: {} divides rows by itself", Self::SPEC.name);
         Err(Error::argument("num_splits", splits, accepted))

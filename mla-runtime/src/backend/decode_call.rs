@@ -7,11 +7,11 @@ use crate::setters::options;
 use crate::tensor::{ArrayRef, BlockTable, CacheRef, LseMut, TensorRef};
 
 /// The queries of a call, in the [format](crate::spec::BackendSpec::query_format) that the backend
-/// asks for.
+/// declares.
 pub enum Query<'a, D: Device> {
     /// `[T, H, L+R]`.
     Concatenated(TensorRef<'a, D>),
-    /// The two parts.
+    /// The latent and the rotary part in separate tensors.
     Split {
         /// `[T, H, L]`.
         latent: TensorRef<'a, D>,
@@ -20,44 +20,47 @@ pub enum Query<'a, D: Device> {
     },
 }
 
-/// The requests of a step that decode, whose lengths live on the device: what was captured into a
-/// graph is replayed with other lengths in the same arrays.
+/// The requests of a step that take the decode path. Their lengths are on the device, so a captured
+/// graph can be replayed with other lengths in the same arrays.
 #[non_exhaustive]
 pub struct DecodeBatch<'a, D: Device> {
     /// The pages of each request: `[requests, max_pages]`.
     pub block_table: BlockTable<'a, D>,
-    /// Tokens of each request in the cache, its query tokens included: `[requests]`. A length of 0
-    /// is a request that attends to nothing.
+    /// The number of tokens of each request in the cache, its query tokens included: `[requests]`.
+    /// A request of length 0 attends to nothing.
     pub seq_lens: ArrayRef<'a, D, i32>,
-    /// The start of each request's query tokens, and the end of the last: `[requests + 1]`. Query
-    /// token `i` of `n` of a request with `len` tokens sees rows `0 .. len − n + i + 1`.
+    /// The start of each request's query tokens, and the end of the last: `[requests + 1]`. If a
+    /// request has `len` tokens and `n` query tokens, its query token `i` sees the rows
+    /// `0 .. len − n + i + 1`.
     pub query_starts: ArrayRef<'a, D, i32>,
-    /// The max number of query tokens of one request.
+    /// The maximum number of query tokens of one request.
     pub max_query_len: usize,
-    /// The max number of tokens of one request that the step may hold. Backends may choose a kernel
-    /// by it: the nearer it is to what the requests have, the better.
+    /// An upper bound on the number of tokens of one request. Backends may choose a kernel by it,
+    /// so a bound close to the actual maximum is better.
     pub max_seq_len: usize,
-    /// True if query tokens see their request up to themselves, as above. If not, each sees all of
-    /// it, which takes a backend with [`NonCausal`](crate::spec::Feature::NonCausal).
+    /// True if query tokens see only the tokens up to themselves, as above. If it is false, each
+    /// sees all tokens of its request. This takes a backend with
+    /// [`NonCausal`](crate::spec::Feature::NonCausal).
     pub causal: bool,
-    /// The lengths as the host knows them, for backends that plan there. `None`: they are on the
-    /// device alone. A step that is replayed from a graph is prepared anew with its own.
+    /// The host's copy of the lengths, for backends that plan on the host. `None` if the lengths
+    /// are only on the device. Before a step is replayed from a graph, it must be prepared again
+    /// with its own lengths.
     pub host: Option<HostLens<'a>>,
 }
 
-/// The lengths of a batch's requests, or of a chunk's, in the host's memory.
+/// The lengths of the requests in a batch or a chunk, in host memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct HostLens<'a> {
-    /// The query tokens of each request.
+    /// The number of query tokens of each request.
     pub query_lens: &'a [u32],
-    /// The tokens of each request that are attended to: in a decode all that it has in the cache,
-    /// its query tokens included, in a chunk those of the chunk.
+    /// The number of tokens of each request that are attended to. In decode these are all its
+    /// tokens in the cache, its query tokens included. In a chunk they are the tokens of the chunk.
     pub seq_lens: &'a [u32],
 }
 
 impl<'a> HostLens<'a> {
-    /// The query tokens of each request, and the tokens that they attend to.
+    /// Lengths with these numbers of query tokens, and of tokens that they attend to.
     pub const fn new(query_lens: &'a [u32], seq_lens: &'a [u32]) -> Self {
         Self {
             query_lens,
@@ -67,8 +70,8 @@ impl<'a> HostLens<'a> {
 }
 
 impl<'a, D: Device> DecodeBatch<'a, D> {
-    /// Requests by their pages, lengths and query tokens on the device; the host's lengths are not
-    /// known.
+    /// A batch from the requests' pages, lengths and query tokens on the device. The host has no
+    /// copy of the lengths.
     pub fn new(
         block_table: BlockTable<'a, D>,
         (seq_lens, max_seq_len): (ArrayRef<'a, D, i32>, usize),
@@ -85,7 +88,8 @@ impl<'a, D: Device> DecodeBatch<'a, D> {
         }
     }
 
-    /// Sets whether query tokens see their request only up to themselves, or all of it.
+    /// Sets whether query tokens see only the tokens up to themselves (`true`) or all tokens of
+    /// their request.
     #[must_use]
     pub fn with_causal(mut self, causal: bool) -> Self {
         self.causal = causal;
@@ -111,7 +115,7 @@ impl<D: Device> Copy for DecodeBatch<'_, D> {}
 /// One attention of a prepared batch to the cache.
 #[non_exhaustive]
 pub struct DecodeCall<'a, D: Device> {
-    /// The queries, in the format that the spec asks for.
+    /// The queries, in the format that the spec declares.
     pub query: Query<'a, D>,
     /// The cache.
     pub cache: CacheRef<'a, D>,
@@ -121,21 +125,22 @@ pub struct DecodeCall<'a, D: Device> {
     pub out: Output<'a, D>,
     /// `[H, T]`; absent if the caller does not need it.
     pub lse: Option<LseMut<'a, D>>,
-    /// Present if the problem is sparse, and only there.
+    /// The lists of slots. They must be present if the problem is sparse, and absent otherwise.
     pub slots: Option<SlotLists<'a, D>>,
-    /// A score for each head, `[H]`, that takes part in the softmax without a value: a head's
-    /// output is multiplied by `1 / (1 + e^(sink − lse))`, as in FlashMLA's `attn_sink`. It is in
-    /// the scores' own units, behind the softmax scale: −∞ changes nothing, +∞ makes the output 0.
-    /// The log-sum-exp leaves it out. It takes a backend with
+    /// A score for each head, `[H]`, that takes part in the softmax without a value. It multiplies
+    /// the head's output by `1 / (1 + e^(sink − lse))`, as FlashMLA's `attn_sink` does. The score
+    /// is compared with scores after their multiplication by the softmax scale: −∞ changes nothing,
+    /// and +∞ makes the output 0. The log-sum-exp does not include it. Sinks take a backend with
     /// [`Sinks`](crate::spec::Feature::Sinks).
     pub sinks: Option<ArrayRef<'a, D, f32>>,
-    /// A factor on the softmax scale for each query token, `[T]`, finite and above 0: present if
-    /// the problem has [`QueryScales`](crate::spec::Feature::QueryScales), and only there.
+    /// A factor on the softmax scale for each query token, `[T]`, finite and above 0. It must be
+    /// present if the problem has [`QueryScales`](crate::spec::Feature::QueryScales), and absent
+    /// otherwise.
     pub query_scales: Option<ArrayRef<'a, D, f32>>,
 }
 
 impl<'a, D: Device> DecodeCall<'a, D> {
-    /// Attention to whole contexts, without a log-sum-exp.
+    /// A call that attends to whole contexts and returns no log-sum-exp.
     pub fn new(
         query: Query<'a, D>,
         cache: CacheRef<'a, D>,

@@ -1,4 +1,4 @@
-//! A backend's place in a registry.
+//! The entries of a registry.
 
 use std::any::Any;
 
@@ -8,21 +8,22 @@ use crate::spec::{BackendSpec, Cause, KernelFacts, Target, both, on};
 #[linkme::distributed_slice]
 pub static LINKED: [Entry];
 
-/// A backend by name: what it supports, whether it can run, and how to make it.
+/// One backend of a registry: its name, the problems it supports, whether it can run, and a way to
+/// make it.
 #[derive(Clone, Copy)]
 pub struct Entry {
-    /// The problems that it supports.
+    /// The problems that the backend supports.
     pub spec: BackendSpec,
     /// The facts of its kernels.
     pub kernels: KernelFacts,
     availability: fn() -> Result<(), Cause>,
-    // The phase's own maker for the backend's device; `None` where there is no implementation.
+    // The phase's own maker for the backend's device; `None` if there is no implementation.
     pub(super) maker: Option<&'static (dyn Any + Send + Sync)>,
     type_name: Option<fn() -> &'static str>,
 }
 
 impl Entry {
-    /// The entry of an implementation.
+    /// The entry of a backend with an implementation.
     pub(super) const fn implemented(
         spec: BackendSpec,
         kernels: KernelFacts,
@@ -39,15 +40,15 @@ impl Entry {
         }
     }
 
-    /// The same backend under another name: that of the backend whose place it takes by
-    /// [`Registry::replace`](crate::select::Registry::replace).
+    /// The same backend under another name. [`Registry::replace`](crate::select::Registry::replace)
+    /// gives it the name of the backend that it replaces.
     #[must_use]
     pub const fn named(mut self, name: &'static str) -> Self {
         self.spec.name = name;
         self
     }
 
-    /// The entry with what is known of its kernels.
+    /// The entry with these facts of its kernels.
     #[must_use]
     pub const fn with_kernels(mut self, kernels: KernelFacts) -> Self {
         self.kernels = kernels;
@@ -70,20 +71,20 @@ impl Entry {
         (self.availability)()
     }
 
-    /// Checks by the facts of this machine and this build that it can run on `target`, and, unless
-    /// it was `asked` for by name, that it has run there.
+    /// Checks that the backend can run on `target`, from the facts of this machine and this build.
+    /// Unless the backend was `asked` for by name, it must also have run on such hardware.
     pub fn availability_on(&self, target: Target, asked: bool) -> Result<(), Cause> {
         let kernels = self.kernels.availability(target, asked);
         both(on(self.availability(), target), kernels)
     }
 
-    /// Returns true if this program has its implementation.
+    /// Returns true if this program contains the implementation of the backend.
     pub const fn is_implemented(&self) -> bool {
         self.maker.is_some()
     }
 
-    /// Returns the origin of the backend, for messages: the path of its type, or its provider where
-    /// it has no implementation.
+    /// Returns the origin of the backend, for messages: the path of its type. Without an
+    /// implementation it is the provider.
     pub fn origin(&self) -> &'static str {
         self.type_name
             .map_or(self.spec.provider, |type_name| type_name())
@@ -96,12 +97,12 @@ impl std::fmt::Debug for Entry {
     }
 }
 
-/// No implementation, whatever the machine.
+/// The availability of a backend that has no implementation on any machine.
 pub(crate) fn not_built() -> Result<(), Cause> {
     Err(Cause::NotBuilt)
 }
 
-/// A name kept for whatever a third party registers.
+/// The availability of a name that is reserved for third-party backends.
 pub(crate) fn not_registered() -> Result<(), Cause> {
     Err(Cause::NotRegistered)
 }

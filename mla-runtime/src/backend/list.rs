@@ -5,10 +5,10 @@ use super::entry::Entry;
 use super::prefill::PrefillBackend;
 use crate::spec::{BackendSpec, Cause, KernelFacts, Phase};
 
-/// A list of backend types: `backends![A, B]`, or `backends![A, B, ..Rest]` with another list at
-/// its end.
+/// A list of backend types: `backends![A, B]`. The list `backends![A, B, ..Rest]` ends with the
+/// list `Rest`.
 ///
-/// It is `(A, (B, ()))`. The order says nothing: priorities do.
+/// The type is `(A, (B, ()))`. The order does not matter: priorities decide.
 #[macro_export]
 macro_rules! backends {
     () => { () };
@@ -16,14 +16,14 @@ macro_rules! backends {
     ($backend:ty $(, $($more:tt)*)?) => { ($backend, $crate::backends!($($($more)*)?)) };
 }
 
-/// A backend of a list, for the compiler to choose from.
+/// A backend of a list, in a form from which the compiler can choose.
 #[derive(Clone, Copy, Debug)]
 pub struct Listed {
     /// The problems that the backend supports.
     pub spec: &'static BackendSpec,
     /// The facts of its kernels.
     pub kernels: KernelFacts,
-    /// Tells if this build holds it.
+    /// Tells if this build contains the backend.
     pub availability: Result<(), Cause>,
     /// The next backend of the list.
     pub next: Option<&'static Listed>,
@@ -40,7 +40,7 @@ impl Listed {
     }
 }
 
-/// A backend of a list, or one that this build leaves out.
+/// A backend of a list. This build may leave it out.
 #[derive(Clone, Copy, Debug)]
 pub struct Member {
     entry: Entry,
@@ -60,11 +60,11 @@ impl Member {
         }
     }
 
-    /// A backend that this build leaves out.
+    /// The member for a backend that this build leaves out.
     ///
     /// # Panics
     ///
-    /// If it is of another phase: in a constant, a compile error.
+    /// If the backend is of another phase. In a constant this is a compile error.
     pub const fn absent<A: Absent>(phase: Phase) -> Self {
         assert!(
             A::SPEC.phase as u8 == phase as u8,
@@ -77,27 +77,27 @@ impl Member {
     }
 }
 
-/// An element of a list of prefill backends: every [`PrefillBackend`], and every one that
-/// `#[mla_backend(feature = "…")]` leaves out of this build.
+/// An element of a list of prefill backends. Every [`PrefillBackend`] is one. So is every backend
+/// that `#[mla_backend(feature = "…")]` leaves out of this build.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no prefill backend",
     note = "write `#[mla_backend(sm = \"…\", dtypes = \"…\")] \
             impl PrefillBackend for {Self} {{ … }}`"
 )]
 pub trait PrefillMember {
-    /// The list's facts of it.
+    /// The facts that the list needs.
     const MEMBER: Member;
 }
 
-/// An element of a list of decode backends: every [`DecodeBackend`], and every one that
-/// `#[mla_backend(feature = "…")]` leaves out of this build.
+/// An element of a list of decode backends. Every [`DecodeBackend`] is one. So is every backend
+/// that `#[mla_backend(feature = "…")]` leaves out of this build.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no decode backend",
     note = "write `#[mla_backend(sm = \"…\", dtypes = \"…\")] \
             impl DecodeBackend for {Self} {{ … }}`"
 )]
 pub trait DecodeMember {
-    /// The list's facts of it.
+    /// The facts that the list needs.
     const MEMBER: Member;
 }
 
@@ -109,17 +109,17 @@ impl<B: DecodeBackend> DecodeMember for B {
     const MEMBER: Member = Member::present(B::ENTRY);
 }
 
-/// A backend that this build leaves out: its constraints, and the feature that would bring it back.
-/// The attribute writes it if the backend's `feature` is off.
+/// A backend that this build leaves out: its spec, and the feature that would add it. The attribute
+/// implements this trait if the backend's `feature` is off.
 pub trait Absent {
-    /// The problems that it would support.
+    /// The problems that the backend would support.
     const SPEC: BackendSpec;
-    /// The reason why it is absent.
+    /// The reason why the backend is absent.
     const CAUSE: Cause;
     /// The facts of its kernels.
     const KERNELS: KernelFacts = KernelFacts::UNKNOWN;
 
-    /// Its registry entry.
+    /// The registry entry.
     const ENTRY: Entry = Entry::known(Self::SPEC, || Err(Self::CAUSE)).with_kernels(Self::KERNELS);
 }
 
@@ -129,10 +129,10 @@ pub trait Absent {
     note = "a list is `backends![A, B]`, each with `#[mla_backend(…)] impl PrefillBackend for …`"
 )]
 pub trait PrefillList {
-    /// The first of the list.
+    /// The first backend of the list.
     const LISTED: Option<&'static Listed>;
 
-    /// Gives the registry entry of each backend to `take`, until it fails.
+    /// Calls `take` with the registry entry of each backend, until a call fails.
     ///
     /// # Errors
     ///
@@ -146,10 +146,10 @@ pub trait PrefillList {
     note = "a list is `backends![A, B]`, each with `#[mla_backend(…)] impl DecodeBackend for …`"
 )]
 pub trait DecodeList {
-    /// The first of the list.
+    /// The first backend of the list.
     const LISTED: Option<&'static Listed>;
 
-    /// Gives the registry entry of each backend to `take`, until it fails.
+    /// Calls `take` with the registry entry of each backend, until a call fails.
     ///
     /// # Errors
     ///
@@ -191,7 +191,7 @@ impl<M: DecodeMember, T: DecodeList> DecodeList for (M, T) {
     }
 }
 
-/// The backend at an index of a list, from 0.
+/// The backend at an index of a list. The first has the index 0.
 pub trait Nth<const INDEX: usize> {
     /// The backend.
     type Backend;
@@ -201,8 +201,8 @@ impl<B, T> Nth<0> for (B, T) {
     type Backend = B;
 }
 
-// One step further than the index before. The language cannot yet compute an index from another
-// where it is a parameter.
+// Implements an index by the index before it. The language cannot yet compute with an index that is
+// a parameter.
 macro_rules! nth {
     ($($index:literal after $before:literal),* $(,)?) => {$(
         impl<B, T: Nth<$before>> Nth<$index> for (B, T) {
@@ -219,5 +219,5 @@ nth! {
     30 after 29, 31 after 30,
 }
 
-/// The max number of backends that a list may hold, so that [`Nth`] reaches each.
+/// The maximum number of backends in a list. [`Nth`] reaches each of them.
 pub(crate) const CAPACITY: usize = 32;

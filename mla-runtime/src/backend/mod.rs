@@ -1,8 +1,7 @@
 //! Traits that a kernel author implements: [`PrefillBackend`] and [`DecodeBackend`].
 //!
-//! A backend is a type per phase. Its static part is a [`BackendSpec`],
-//! written by `#[mla_backend]`. Its dynamic part comes in three lifetimes, each of a type of its
-//! own:
+//! A backend is one type per phase. Its static part is a [`BackendSpec`], which `#[mla_backend]`
+//! writes. Its dynamic part has three lifetimes, each with a type of its own:
 //!
 //! | what | made | holds |
 //! |---|---|---|
@@ -10,59 +9,63 @@
 //! | the state | once per engine, shared by its layers | workspaces |
 //! | the metadata | once per engine, prepared per step | schedules, in buffers that never move |
 //!
-//! The layer is written once, for two other traits: [`PrefillStage`] and [`DecodeStage`]. Every
-//! type with the traits above has them, and so has a backend that is selected at run time
+//! The layer uses two other traits: [`PrefillStage`] and [`DecodeStage`]. Every type with one of
+//! the traits above implements the matching stage. So does a backend that is selected at run time
 //! ([`SelectedPrefill`], [`SelectedDecode`]).
 //!
 //! # The contract of a call
 //!
-//! [`DecodeBackend::decode`] and [`PrefillBackend::prefill`] are `unsafe`, because they believe
-//! what stands in arrays on the device: to check it, a backend would have to wait and read it back.
-//! [`DecodeCall::check`] and [`PrefillCall::check`] compare what the host sees; the caller owes the
-//! rest. The kernels' C interface (`cuda/include/mla.h`) asks for the same in the same words.
+//! [`DecodeBackend::decode`] and [`PrefillBackend::prefill`] are `unsafe` because they trust the
+//! contents of arrays on the device. To check these, a backend would have to read them back and
+//! wait. [`DecodeCall::check`] and [`PrefillCall::check`] check what the host sees. The caller is
+//! responsible for the rest. The kernels' C interface (`cuda/include/mla.h`) has the same contract.
 //!
-//! 1. **Starts.** `query_starts` and `key_starts` begin at 0, never fall, and end at the rows of
-//!    their tensors. No two neighbours differ by more than `max_query_len` or `max_key_len`, and
-//!    `max_query_len` of a decode is within the limits that the state was made for.
-//! 2. **Lengths.** Each of `seq_lens` is 0 or above, at most `max_seq_len`, and at most what a row
-//!    of the block table has room for: `max_pages · page_size`.
+//! 1. **Starts.** `query_starts` and `key_starts` begin at 0, never fall, and end at the number of
+//!    rows of their tensors. No two neighbours differ by more than `max_query_len` or
+//!    `max_key_len`. In a decode, `max_query_len` is within the limits that the state was made for.
+//! 2. **Lengths.** Each of `seq_lens` is 0 or above. It is at most `max_seq_len`, and at most the
+//!    capacity of a row of the block table, `max_pages · page_size`.
 //! 3. **Pages.** Entries of the block table that a request's length uses are pages of the cache: 0
-//!    or above, and below its `pages`. Others may hold anything. In a sparse call this holds for
-//!    the requests within `dense_within`; lists of slots and their counts may hold anything.
-//! 4. **The host's numbers** are the device's: [`HostLens`], of a batch or a chunk, and the batch
-//!    that was prepared. If a captured call is replayed, all of this holds at each replay.
+//!    or above, and below its `pages`. Other entries may hold anything. In a sparse call this holds
+//!    for the requests within `dense_within`. Lists of slots and their counts may hold anything.
+//! 4. **The host's numbers** agree with the device's: those in [`HostLens`], of a batch or a chunk,
+//!    and those of the batch that was prepared. If a captured call is replayed, all of these rules
+//!    hold at each replay.
 //! 5. **State and metadata** were made by this instance, or by one of the same type, device and
-//!    problem, and the metadata's last successful `prepare` was for this batch. (The backends here
-//!    compare the problem all the same, by [`Problem::check_same`].)
+//!    problem. The metadata's last successful `prepare` was for this batch. (The backends of this
+//!    project nevertheless compare the problem, by [`Problem::check_same`].)
 //! 6. **Memory.** All views are of memory of `device`, and nothing accesses it in conflict until
-//!    the device has done the call; outputs are borrowed mutably, and so are apart from all else.
+//!    the device has finished the call. Outputs are borrowed mutably, so they overlap nothing else.
 //!
-//! [`MlaLayer`](crate::layer::MlaLayer) is the safe way:
+//! [`MlaLayer`](crate::layer::MlaLayer) is the safe interface:
 //! [`Workspace::prepare`](crate::layer::Workspace::prepare) checks a step on the host and writes
 //! the arrays itself, into memory that no other code can reach.
 //!
 //! # Dependent launches
 //!
-//! With programmatic dependent launch a kernel may begin while the one before it in the stream is
-//! still running: as soon as every CTA of that one has executed `griddepcontrol.launch_dependents`
-//! or ended. Kernels of a device do so at their start, which says nothing about their results. The
-//! kernels that `prepare`, [`decode`](DecodeBackend::decode) and
-//! [`prefill`](PrefillBackend::prefill) enqueue owe, if they are launched with the attribute
-//! (`cudaLaunchAttributeProgrammaticStreamSerialization`):
+//! With programmatic dependent launch a kernel may begin while the kernel before it in the stream
+//! is still running. It may begin as soon as every CTA of the earlier kernel has ended or executed
+//! `griddepcontrol.launch_dependents`. A device's kernels execute that instruction at their start,
+//! so it says nothing about their results. Kernels that are launched with the attribute
+//! `cudaLaunchAttributeProgrammaticStreamSerialization` must keep the following rules. They apply
+//! to all kernels that `prepare`, [`decode`](DecodeBackend::decode) and
+//! [`prefill`](PrefillBackend::prefill) enqueue:
 //!
-//! 1. **Before the first access**: every thread executes `griddepcontrol.wait`, or is ordered
-//!    behind a thread that has, before it reads or writes memory that others access: the call's
-//!    tensors and arrays, outputs included, the state, and the metadata. Shared memory, barriers,
-//!    parameters and constants may be touched ahead of it.
-//! 2. **Behind the last write**: no kernel ends before its wait is over, not even one that has
-//!    nothing to do, since `griddepcontrol.wait` of the next kernel waits for this one alone.
-//!    `griddepcontrol.launch_dependents` may stand anywhere: it orders nothing.
-//! 3. **At the end of the call**: when the last kernel has ended, all others of the call have.
+//! 1. **Before the first access**: before a thread reads or writes memory that others access, it
+//!    executes `griddepcontrol.wait`, or it is ordered after a thread that has executed it. Such
+//!    memory is the call's tensors and arrays, outputs included, the state, and the metadata.
+//!    Shared memory, barriers, parameters and constants may be accessed earlier.
+//! 2. **After the last write**: no kernel ends before its wait is over, not even a kernel that has
+//!    nothing to do. The reason is that `griddepcontrol.wait` of the next kernel waits for this
+//!    kernel alone. `griddepcontrol.launch_dependents` may be executed anywhere: it orders nothing.
+//! 3. **At the end of the call**: when the last kernel has ended, all other kernels of the call
+//!    have ended, too.
 //!
-//! A kernel that is launched without the attribute begins when all before it have ended, and keeps
-//! the contract by that. A backend all of whose kernels keep it declares `dependent_launch = true`.
-//! Around the calls of any other the stages put a [fence](Device::fence), so that nothing overlaps
-//! them; a caller of [`DecodeBackend`] or [`PrefillBackend`] without a stage does the same.
+//! A kernel that is launched without the attribute begins when all earlier kernels have ended, and
+//! thereby keeps the contract. A backend declares `dependent_launch = true` if all of its kernels
+//! keep the contract. Around the calls of any other backend, the stages put a
+//! [fence](Device::fence), so that nothing overlaps them. A caller of [`DecodeBackend`] or
+//! [`PrefillBackend`] without a stage must do the same.
 
 mod check;
 mod decode;
@@ -99,18 +102,19 @@ use crate::tensor::TensorMut;
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct LayerConfig {
-    /// The model, its cache and the features it wants.
+    /// The model, its cache and the required features.
     pub problem: Problem,
-    /// The factor of scores before the softmax: 1/√(P+R), times the square of the model's yarn
-    /// factor if it has one.
+    /// The factor of scores before the softmax. It is 1/√(P+R), times the square of the model's
+    /// yarn factor if there is one.
     pub softmax_scale: f32,
-    /// The factor of queries by their positions, which the layer gives to backends: present if the
-    /// problem has [`QueryScales`](crate::spec::Feature::QueryScales), and only there.
+    /// The scale factor of queries by their positions, which the layer passes to backends. It must
+    /// be present if the problem has [`QueryScales`](crate::spec::Feature::QueryScales), and absent
+    /// otherwise.
     pub query_scaling: Option<QueryScaling>,
 }
 
 impl LayerConfig {
-    /// A problem, and what scores are multiplied by.
+    /// A configuration of a problem and a softmax scale.
     pub const fn new(problem: Problem, softmax_scale: f32) -> Self {
         Self {
             problem,
@@ -125,7 +129,7 @@ impl LayerConfig {
         with_query_scaling(query_scaling: Option<QueryScaling>);
     }
 
-    /// The first field in which another configuration differs: its name, and both values.
+    /// The first field in which another configuration differs: its name and both values.
     pub(crate) fn difference(&self, other: &Self) -> Option<(&'static str, [String; 2])> {
         let scales = [self.softmax_scale, other.softmax_scale];
         let scales = (scales[0] != scales[1])
@@ -144,11 +148,11 @@ impl LayerConfig {
     }
 }
 
-/// Destination of an attention's result.
+/// The destination of an attention's result.
 pub enum Output<'a, D: Device> {
-    /// In the problem's dtype.
+    /// A tensor in the problem's dtype.
     Plain(TensorMut<'a, D>),
-    /// The e4m3 bytes `[tokens, heads, width]` without gaps: stored = value / scale. Only for a
+    /// The e4m3 bytes `[tokens, heads, width]` without gaps; stored = value / scale. This takes a
     /// backend whose spec has `quant_output`.
     Fp8 {
         /// The bytes.
@@ -158,8 +162,8 @@ pub enum Output<'a, D: Device> {
     },
 }
 
-/// Enqueues a [fence](Device::fence), before and behind the calls of a backend, unless its spec
-/// declares that its kernels keep the contract of programmatic dependent launch.
+/// Enqueues a [fence](Device::fence), unless the spec declares that the kernels keep the contract
+/// of dependent launches. Called before and after each call of a backend.
 pub(crate) fn keep_apart<D: Device>(device: &D, spec: &BackendSpec) -> Result<()> {
     match spec.dependent_launch {
         true => Ok(()),

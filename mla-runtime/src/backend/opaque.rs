@@ -7,8 +7,8 @@ use super::LayerConfig;
 use crate::spec::Problem;
 use crate::{Error, Result};
 
-/// The state or metadata of one backend, without its type. Handing it to another backend, or to one
-/// of another problem, is an error.
+/// The state or metadata of one backend, without its type. It is an error to pass it to another
+/// backend, or to the same backend with another problem.
 pub struct Opaque {
     backend: &'static str,
     made_for: Problem,

@@ -1,4 +1,4 @@
-//! Expanded attention: queries, keys and values per head.
+//! Expanded attention: each head has its own queries, keys and values.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -12,37 +12,37 @@ use crate::Result;
 use crate::device::Device;
 use crate::spec::{BackendSpec, Cause, KernelFacts};
 
-/// A prefill backend. `#[mla_backend(…)]` on the `impl` block writes [`SPEC`](Self::SPEC) and links
-/// the [`ENTRY`](Self::ENTRY).
+/// A prefill backend. `#[mla_backend(…)]` on the `impl` block writes [`SPEC`](Self::SPEC) and
+/// registers the [`ENTRY`](Self::ENTRY).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no prefill backend",
     note = "write `#[mla_backend(sm = \"…\", dtypes = \"…\")] \
             impl PrefillBackend for {Self} {{ … }}`"
 )]
 pub trait PrefillBackend: Sized + Send + Sync + 'static {
-    /// The device whose memory it reads and writes.
+    /// The device whose memory the backend reads and writes.
     type Device: Device;
-    /// Made once per engine: workspaces.
+    /// The workspaces, made once per engine.
     type State: Send + 'static;
-    /// Made once per engine and prepared per step.
+    /// Data that is made once per engine and prepared per step.
     type Metadata: Send + 'static;
 
-    /// The problems that it supports; written by `#[mla_backend]`.
+    /// The problems that the backend supports. `#[mla_backend]` writes this constant.
     const SPEC: BackendSpec;
 
-    /// Its registry entry, for a registry made by hand.
+    /// The registry entry, for a registry made by hand.
     const ENTRY: Entry = Entry::prefill::<Self>();
 
-    /// The facts of its kernels: the targets that they are compiled for, and the GPUs that they
-    /// have run on; written by `#[mla_backend]` from the keys `compiled` and `run_on`.
+    /// The facts of the kernels: the targets that they are compiled for, and the GPUs that they
+    /// have run on. `#[mla_backend]` writes this constant from the keys `compiled` and `run_on`.
     const KERNELS: KernelFacts = KernelFacts::UNKNOWN;
 
-    /// Tells if it can run on this machine.
+    /// Tells if the backend can run on this machine.
     fn availability() -> Result<(), Cause> {
         Self::Device::availability()
     }
 
-    /// The implementation for one layer.
+    /// Makes the implementation for one layer.
     ///
     /// # Errors
     ///
@@ -53,27 +53,27 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// If the backend takes no steps of these limits; [`Self::state`] refuses them as well.
+    /// If the backend does not support steps of these limits; [`Self::state`] refuses them as well.
     fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> Result<u64> {
         let _ = (device, limits);
         Ok(0)
     }
 
-    /// The workspaces for steps within `limits`.
+    /// Makes the workspaces for steps within `limits`.
     ///
     /// # Errors
     ///
-    /// If the device has not as much memory left.
+    /// If the device has too little free memory.
     fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State>;
 
-    /// Room for the metadata of steps within `limits`.
+    /// Makes the metadata of steps within `limits`, not yet prepared.
     ///
     /// # Errors
     ///
-    /// If the device has not as much memory left.
+    /// If the device has too little free memory.
     fn metadata(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata>;
 
-    /// Prepares the metadata of a step. If this is left out, nothing is prepared.
+    /// Prepares the metadata of a step. The default implementation prepares nothing.
     ///
     /// # Errors
     ///
@@ -89,18 +89,19 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Attends each request's query tokens to its keys. If the call has no chunk, causally:
-    /// query `i` of `n` sees keys `0..=i` (bottom-right aligned if there are more keys than
-    /// queries). If it has one, to all of them, and the log-sum-exp is always asked for. A row
-    /// that sees nothing gives 0 and −inf.
+    /// Attends each request's query tokens to its keys. Without a chunk the attention is causal if
+    /// the call says so: of `n` queries and `n` keys, query `i` sees the keys `0..=i`. If there are
+    /// more keys than queries, the mask is aligned at the last of each (bottom-right). With a chunk
+    /// every query sees all keys, and the call always asks for the log-sum-exp. For a row that sees
+    /// nothing, the output is 0 and the log-sum-exp −inf.
     ///
-    /// Kernels that are launched to begin early keep [the contract of dependent
-    /// launches](super#dependent-launches), or the spec does not declare `dependent_launch`.
+    /// If the spec declares `dependent_launch`, kernels that may begin early keep [the contract of
+    /// dependent launches](super#dependent-launches).
     ///
     /// # Safety
     ///
-    /// The caller keeps to [the contract of a call](super#the-contract-of-a-call): the arrays on
-    /// the device hold valid starts, lengths and pages; the state and the metadata are of this
+    /// The caller keeps [the contract of a call](super#the-contract-of-a-call): the arrays on the
+    /// device hold valid starts, lengths and pages; the state and the metadata are of this
     /// configuration, and the metadata was prepared for this batch.
     ///
     /// # Errors

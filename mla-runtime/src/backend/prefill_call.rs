@@ -6,12 +6,12 @@ use crate::plan::context::ContextChunk;
 use crate::setters::options;
 use crate::tensor::{ArrayRef, LseMut, TensorRef};
 
-/// The keys of a call, in the [layout](crate::spec::BackendSpec::key_layout) that the backend asks
-/// for.
+/// The keys of a call, in the [layout](crate::spec::BackendSpec::key_layout) that the backend
+/// declares.
 pub enum Keys<'a, D: Device> {
     /// `[T, H, P+R]`.
     Packed(TensorRef<'a, D>),
-    /// The two parts.
+    /// The head's part and the rotary part in separate tensors.
     Split {
         /// `[T, H, P]`.
         nope: TensorRef<'a, D>,
@@ -20,23 +20,23 @@ pub enum Keys<'a, D: Device> {
     },
 }
 
-/// The lengths of a step's prefill requests, which the host knows.
+/// The lengths of a step's prefill requests. The host knows them.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct PrefillBatch<'a> {
-    /// The new tokens of each request.
+    /// The number of new tokens of each request.
     pub query_lens: &'a [u32],
-    /// The keys of each request in the call of its new tokens: in a layer the new tokens' own, or,
-    /// if there are no chunks, those of its context before them.
+    /// The number of keys of each request in the call for its new tokens. In a layer these are the
+    /// keys of the new tokens. If there are no chunks, the keys of the context come before them.
     pub key_lens: &'a [u32],
-    /// The chunks in which the requests' context will be attended to.
+    /// The chunks of the requests' context. Each is attended to in a call of its own.
     pub chunks: &'a [ContextChunk],
-    /// True if the call of the new tokens is causal.
+    /// True if the call for the new tokens is causal.
     pub causal: bool,
 }
 
 impl<'a> PrefillBatch<'a> {
-    /// New tokens, their keys, and no context.
+    /// A batch of new tokens and their keys, without chunks of context.
     pub const fn new(query_lens: &'a [u32], key_lens: &'a [u32]) -> Self {
         Self {
             query_lens,
@@ -46,7 +46,8 @@ impl<'a> PrefillBatch<'a> {
         }
     }
 
-    /// Sets whether new tokens see their request's keys only up to themselves, or all of them.
+    /// Sets whether new tokens see only the keys up to themselves (`true`) or all keys of their
+    /// request.
     #[must_use]
     pub const fn with_causal(mut self, causal: bool) -> Self {
         self.causal = causal;
@@ -61,20 +62,21 @@ impl<'a> PrefillBatch<'a> {
     }
 }
 
-/// One attention of the requests in a batch to keys of their own.
+/// One attention of the requests in a batch, each to keys of its own.
 #[non_exhaustive]
 pub struct PrefillCall<'a, D: Device> {
-    /// The context chunk whose keys these are, by its index in [`PrefillBatch::chunks`], with the
-    /// query tokens and keys of each request in it, of which the call has no others; attention to
-    /// it is not causal. `None`: the keys are the new tokens', behind those of their context if
-    /// there are more keys than queries, and attention is causal if `causal` says so.
+    /// The context chunk whose keys these are, as an index into [`PrefillBatch::chunks`]. With it
+    /// come the numbers of query tokens and keys of each request in the chunk; the call has no
+    /// other requests. Attention to a chunk is not causal. `None`: the keys are those of the new
+    /// tokens. If there are more keys than queries, keys of the context come first. Attention is
+    /// then causal if `causal` is true.
     pub chunk: Option<(usize, HostLens<'a>)>,
-    /// True if a call without a chunk is causal. If not, every new token sees all keys of its
-    /// request, which takes a backend with [`NonCausal`](crate::spec::Feature::NonCausal).
+    /// True if a call without a chunk is causal. If it is false, every new token sees all keys of
+    /// its request. This takes a backend with [`NonCausal`](crate::spec::Feature::NonCausal).
     pub causal: bool,
     /// `[Tq, H, P+R]`.
     pub query: TensorRef<'a, D>,
-    /// The keys, in the layout that the spec asks for.
+    /// The keys, in the layout that the spec declares.
     pub keys: Keys<'a, D>,
     /// `[Tk, H, V]`.
     pub values: TensorRef<'a, D>,
@@ -86,9 +88,9 @@ pub struct PrefillCall<'a, D: Device> {
     pub query_starts: ArrayRef<'a, D, i32>,
     /// The start of each request's keys, and the end of the last: `[requests + 1]`.
     pub key_starts: ArrayRef<'a, D, i32>,
-    /// The max number of query tokens of one request.
+    /// The maximum number of query tokens of one request.
     pub max_query_len: usize,
-    /// The max number of keys of one request.
+    /// The maximum number of keys of one request.
     pub max_key_len: usize,
     /// A factor on the softmax scale for each query token, `[Tq]`, as in
     /// [`DecodeCall::query_scales`](super::DecodeCall::query_scales).
@@ -96,20 +98,21 @@ pub struct PrefillCall<'a, D: Device> {
 }
 
 impl<'a, D: Device> PrefillCall<'a, D> {
-    /// Sets whether new tokens see their request's keys only up to themselves, or all of them.
+    /// Sets whether new tokens see only the keys up to themselves (`true`) or all keys of their
+    /// request.
     #[must_use]
     pub fn with_causal(mut self, causal: bool) -> Self {
         self.causal = causal;
         self
     }
 
-    /// True if its keys are attended to causally: those of a chunk never are.
+    /// Returns true if the keys are attended to causally. Keys of a chunk never are.
     pub fn is_causal(&self) -> bool {
         self.causal && self.chunk.is_none()
     }
 
-    /// New tokens and their own keys, without a log-sum-exp. The batch has the starts of each
-    /// request's queries and keys, and the maximum of each per request.
+    /// A call for new tokens and their own keys, without a log-sum-exp. The batch consists of the
+    /// starts of each request's queries and keys, each with the maximum number per request.
     pub fn new(
         query: TensorRef<'a, D>,
         keys: Keys<'a, D>,

@@ -6,41 +6,43 @@ use crate::spec::{BackendSpec, Feature};
 use crate::tensor::{ArrayRef, CacheLayout, CacheRef};
 use crate::{Error, Result};
 
-/// For each query token, the slots that it attends to instead of its whole context:
-/// `[tokens, width]`. A slot below 0 or past the cache is skipped.
+/// For each query token, the slots that it attends to instead of its whole context: `[tokens,
+/// width]`. A slot below 0 or beyond the end of the cache is skipped.
 #[non_exhaustive]
 pub struct SlotLists<'a, D: Device> {
     /// The slots, row-major without gaps.
     pub slots: ArrayRef<'a, D, i32>,
-    /// The entries per token.
+    /// The number of entries per token.
     pub width: usize,
-    /// The number of its entries that each token attends to, from the first on: `[tokens]`; below 0
-    /// counts as 0, above `width` as `width`. Absent: all. A second cache's lists have none.
+    /// The number of entries that each token attends to, counted from the first: `[tokens]`. A
+    /// count below 0 means 0, and one above `width` means `width`. `None` means all entries. The
+    /// lists of a second cache have no counts.
     pub counts: Option<ArrayRef<'a, D, i32>>,
-    /// Requests of at most this number of tokens are dense: their query tokens attend to all that
-    /// they see, by the block table, and their lists are not read. At most `width`; 0: no request
-    /// is dense. It takes a backend with [`DenseRequests`](crate::spec::Feature::DenseRequests).
+    /// The maximum number of tokens of a dense request. The query tokens of a dense request attend
+    /// to all tokens that they see, by the block table, and their lists are not read. At most
+    /// `width`; with 0 no request is dense. Dense requests take a backend with
+    /// [`DenseRequests`](crate::spec::Feature::DenseRequests).
     pub dense_within: usize,
-    /// The cache and lists that each token attends to beside that, in the same softmax. It takes a
-    /// backend with [`SecondCache`](crate::spec::Feature::SecondCache).
+    /// A second cache, whose lists join the first lists in the same softmax. It takes a backend
+    /// with [`SecondCache`](crate::spec::Feature::SecondCache).
     pub second: Option<ListedCache<'a, D>>,
 }
 
-/// A second cache, and the lists of its slots that each query token attends to, such as a window of
-/// rows that are not compressed. Its format and scale are those of the call's cache; pages and
-/// strides are its own.
+/// A second cache, and the lists of its slots that each query token attends to. It can hold a
+/// window of uncompressed rows, for example. It has the format and the scale of the call's cache,
+/// but pages and strides of its own.
 #[non_exhaustive]
 pub struct ListedCache<'a, D: Device> {
     /// The cache.
     pub cache: CacheRef<'a, D>,
     /// The slots, `[tokens, width]`, as in [`SlotLists`].
     pub slots: ArrayRef<'a, D, i32>,
-    /// The entries per token.
+    /// The number of entries per token.
     pub width: usize,
 }
 
 impl<'a, D: Device> ListedCache<'a, D> {
-    /// A cache, and `width` of its slots for each token, row-major without gaps.
+    /// A cache with `width` slots for each token, row-major without gaps.
     pub const fn new(cache: CacheRef<'a, D>, slots: ArrayRef<'a, D, i32>, width: usize) -> Self {
         Self {
             cache,
@@ -51,7 +53,7 @@ impl<'a, D: Device> ListedCache<'a, D> {
 }
 
 impl<'a, D: Device> SlotLists<'a, D> {
-    /// `width` slots of one cache for each token, row-major without gaps.
+    /// Lists of `width` slots of one cache for each token, row-major without gaps.
     pub const fn new(slots: ArrayRef<'a, D, i32>, width: usize) -> Self {
         Self {
             slots,
@@ -66,7 +68,7 @@ impl<'a, D: Device> SlotLists<'a, D> {
         with_counts(counts: ArrayRef<'a, D, i32>);
     }
 
-    /// The same with requests that are [dense](Self::dense_within).
+    /// The same lists with [dense](Self::dense_within) requests.
     #[must_use]
     pub fn with_dense_within(mut self, tokens: usize) -> Self {
         self.dense_within = tokens;
@@ -119,13 +121,13 @@ impl<'a, D: Device> SlotLists<'a, D> {
         Ok(self)
     }
 
-    /// Refuses what a backend of this spec does not take, for a call on this cache.
+    /// Refuses lists that a backend of this spec does not support, in a call on this cache.
     ///
     /// # Errors
     ///
-    /// If lists are wider than the backend takes; if a feature is missing; if requests are to be
-    /// dense that have more tokens than a list has entries; if the second cache's rows differ from
-    /// the first one's.
+    /// If lists are wider than the backend supports, if a feature is missing, if `dense_within`
+    /// exceeds the entries of a list, or if the rows of the second cache differ from those of the
+    /// first.
     pub fn check(&self, spec: &BackendSpec, cache: &CacheLayout) -> Result<()> {
         let features = spec.features;
         let second = self.second.as_ref().map(|second| second.width);

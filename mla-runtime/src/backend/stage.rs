@@ -1,20 +1,21 @@
-//! The stages of both phases: what the layer calls, whichever way a backend was chosen.
+//! The stages of both phases. The layer calls them, however the backend was chosen.
 
 use super::LayerConfig;
 use crate::Result;
 
-/// An implementation, and what it was made for: so are its state and metadata.
+/// An implementation and the configuration that it was made for.
 pub(super) struct Configured<B> {
     pub(super) backend: B,
     pub(super) config: LayerConfig,
 }
 
-/// The function by which an entry makes its backend for a device.
+/// The function with which an entry makes its backend for a device.
 pub(super) struct Maker<D, S> {
     pub(super) make: fn(&D, &LayerConfig) -> Result<S>,
 }
 
-// The stage's methods, from those of the same name of another trait on another receiver.
+// Writes the stage's methods. Each calls the method of the same name of another trait, on another
+// receiver.
 macro_rules! stage {
     (
         $source:ident, $run:ident, $Batch:ty, $Call:ident,
@@ -67,8 +68,8 @@ macro_rules! stage {
     };
 }
 
-/// Writes the stage of a phase, by type and at run time, and its part of an entry. The
-/// methods that one phase's object has besides the stage's come last.
+/// Writes the stage of a phase and its part of an entry: once for backends chosen by type, once for
+/// backends chosen at run time. Last come the methods that only one phase's object has.
 macro_rules! stages {
     (
         $Backend:ident, $Stage:ident, $Selected:ident, $run:ident, $make:ident, $Batch:ty,
@@ -129,7 +130,7 @@ macro_rules! stages {
             ///
             /// # Safety
             ///
-            /// The contract of the backend's method of this name.
+            /// The caller keeps the contract of the backend's method of this name.
             ///
             /// # Errors
             ///
@@ -181,12 +182,12 @@ macro_rules! stages {
                 })
             }
 
-            /// The configuration that it was made for.
+            /// The configuration that the backend was made for.
             pub fn config(&self) -> &LayerConfig {
                 &self.config
             }
 
-            /// The number of the device that it was made for.
+            /// The number of the device that the backend was made for.
             pub fn ordinal(&self) -> usize {
                 self.ordinal
             }
@@ -201,7 +202,7 @@ macro_rules! stages {
                 self.object.spec()
             }
 
-            // The object's methods are those of the backend's own stage.
+            // The object's methods call those of the backend's own stage.
             stage!($Stage, $run, $Batch, $Call, |this| &*this.object, |_| Result::<()>::Ok(()));
         }
 
@@ -230,8 +231,8 @@ macro_rules! stages {
             }
         }
 
-        // Holds the maker as a constant, because a reference to it has to outlive the function that
-        // makes an entry.
+        // Holds the maker as a constant. A reference to it has to outlive the function that makes
+        // an entry.
         struct Made<B>(PhantomData<B>);
 
         impl<B: $Backend> Made<B> {
@@ -240,7 +241,8 @@ macro_rules! stages {
             };
         }
 
-        /// The stage of a backend that is behind a pointer, whose type is the device's alone.
+        /// The stage of a backend behind a pointer. The type of the pointer depends only on the
+        /// device.
         trait Object<D: Device>: $Stage<Device = D, State = Opaque, Metadata = Opaque> {
             $($declared)*
         }

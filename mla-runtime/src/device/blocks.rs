@@ -1,16 +1,16 @@
-//! Matrices of e4m3 with a scale for each block, as checkpoints in block fp8 hold them.
+//! Matrices of e4m3 with a scale for each block, as checkpoints in block fp8 store them.
 
 use std::ops::Range;
 
 use crate::tensor::{ArrayRef, Memory};
 use crate::{Error, Result};
 
-/// Rows and columns of a block.
+/// The number of rows, and of columns, in a block.
 pub const BLOCK: usize = 128;
 
-/// A matrix of e4m3 codes and an f32 scale for each block of 128 × 128, as checkpoints hold
-/// `weight` and `weight_scale_inv`: value = code · scale. The last blocks of an axis may be
-/// smaller.
+/// A matrix of e4m3 codes with an f32 scale for each block of 128 × 128: value = code · scale.
+/// Checkpoints store the two as `weight` and `weight_scale_inv`. The last blocks along an axis may
+/// be smaller.
 #[non_exhaustive]
 pub struct Fp8Blocks<'a, D: Memory> {
     codes: D::Bytes<'a>,
@@ -28,8 +28,8 @@ impl<D: Memory> Clone for Fp8Blocks<'_, D> {
 impl<D: Memory> Copy for Fp8Blocks<'_, D> {}
 
 impl<'a, D: Memory> Fp8Blocks<'a, D> {
-    /// `weight`, `[rows, columns]` e4m3, a byte each, row by row, and `weight_scale_inv`,
-    /// `[⌈rows/128⌉, ⌈columns/128⌉]`.
+    /// A matrix from `weight`, `[rows, columns]` e4m3, a byte each, row by row, and
+    /// `weight_scale_inv`, `[⌈rows/128⌉, ⌈columns/128⌉]`.
     ///
     /// # Errors
     ///
@@ -42,13 +42,13 @@ impl<'a, D: Memory> Fp8Blocks<'a, D> {
         Self::from_row(weight, weight_scale_inv, shape, 0)
     }
 
-    /// A part of a matrix whose first row is row `first_row` of a block: a slice for tensor
-    /// parallelism may begin there. `weight_scale_inv` then begins with that block's scales,
-    /// `[⌈(first_row + rows)/128⌉, ⌈columns/128⌉]`.
+    /// A part of a matrix that begins at row `first_row` of a block, as a slice for tensor
+    /// parallelism may. `weight_scale_inv` begins with the scales of that block: `[⌈(first_row +
+    /// rows)/128⌉, ⌈columns/128⌉]`.
     ///
     /// # Errors
     ///
-    /// Same as [`new`](Self::new), or if a block has no such row.
+    /// The errors of [`new`](Self::new). Also if a block has no row of this number.
     pub fn from_row(
         weight: D::Bytes<'a>,
         weight_scale_inv: ArrayRef<'a, D, f32>,
@@ -89,14 +89,14 @@ impl<'a, D: Memory> Fp8Blocks<'a, D> {
     ///
     /// # Errors
     ///
-    /// If the range lies outside.
+    /// If the range exceeds the rows.
     pub fn rows(&self, rows: Range<usize>) -> Result<Self> {
         let [count, columns] = self.shape;
         if rows.start > rows.end || rows.end > count {
             let accepted = format!("within 0..{count}");
             return Err(Error::argument("rows", format!("{rows:?}"), accepted));
         }
-        // Rows without columns may be of any number.
+        // Rows without columns take no memory, so their number has no limit.
         let [first, end] = [rows.start, rows.end].map(|row| self.first_row.saturating_add(row));
         let width = columns.div_ceil(BLOCK);
         let blocks = first / BLOCK..end.div_ceil(BLOCK).max(first / BLOCK);
@@ -120,12 +120,12 @@ impl<'a, D: Memory> Fp8Blocks<'a, D> {
         self.scales
     }
 
-    /// Rows and columns.
+    /// The numbers of rows and columns.
     pub fn shape(&self) -> [usize; 2] {
         self.shape
     }
 
-    /// The row of its block that the first row is.
+    /// The index of the first row within its block.
     pub fn first_row(&self) -> usize {
         self.first_row
     }

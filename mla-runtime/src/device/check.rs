@@ -1,10 +1,10 @@
-//! The conditions that every device sets for the operands of its operations.
+//! The checks that every device makes on the operands of its operations.
 
 use super::Device;
 use crate::tensor::{ArrayRef, CacheLayout, LseMut, LseRef, TensorMut, TensorRef};
 use crate::{Error, Result};
 
-/// Refuses factors that do not fit each other or their product.
+/// Refuses factors that do not fit each other or the product.
 ///
 /// # Errors
 ///
@@ -19,11 +19,11 @@ pub fn check_product<D: Device>(
     b.layout().require("gemm b", dtype, [batch, k, n])
 }
 
-/// Refuses rows that do not fit their destination, and another number of places.
+/// Refuses rows that do not fit their destination, and a wrong number of places.
 ///
 /// # Errors
 ///
-/// If dtypes, heads or widths disagree, or there is not a place for each row.
+/// If dtypes, heads or widths disagree, or if the number of places is not that of the rows.
 pub fn check_scatter<D: Device>(
     from: &TensorRef<'_, D>,
     places: &ArrayRef<'_, D, i64>,
@@ -41,11 +41,11 @@ pub fn check_scatter<D: Device>(
     }
 }
 
-/// Refuses rows that are not those of a cache, and another number of slots.
+/// Refuses rows that do not fit the cache, and a wrong number of slots.
 ///
 /// # Errors
 ///
-/// If shapes or dtypes disagree, or there is not a slot for each token.
+/// If shapes or dtypes disagree, or if the number of slots is not that of the tokens.
 pub fn check_write<D: Device>(
     latent: &TensorRef<'_, D>,
     rope: &TensorRef<'_, D>,
@@ -65,11 +65,11 @@ pub fn check_write<D: Device>(
     }
 }
 
-/// Refuses a destination of `rows` rows of a cache that is not one.
+/// Refuses destinations that do not fit `rows` rows of the cache.
 ///
 /// # Errors
 ///
-/// If shapes or dtypes disagree, or there is no room for as many rows.
+/// If shapes or dtypes disagree, or if there is too little room for the rows.
 pub fn check_gather<D: Device>(
     rows: usize,
     latent: &TensorMut<'_, D>,
@@ -106,12 +106,12 @@ pub fn check_merge<D: Device>(
     other_lse.layout().require("other lse", heads, tokens)
 }
 
-/// L and R of a cache.
+/// The widths L and R of a cache.
 fn widths(cache: &CacheLayout) -> [usize; 2] {
     [cache.dims.latent, cache.dims.head.rope].map(|width| width as usize)
 }
 
-/// Refuses sinks and gates that do not fit the outputs that they scale.
+/// Refuses sinks and gates that do not fit the outputs they scale.
 ///
 /// # Errors
 ///

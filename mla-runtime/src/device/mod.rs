@@ -1,4 +1,4 @@
-//! A device: its memory, and the operations around attention that need no backend of their own.
+//! A device: its memory, and the operations around attention that need no backend.
 
 use std::ffi::CStr;
 
@@ -23,9 +23,9 @@ pub use check::{
 #[doc(hidden)]
 pub mod probe;
 
-/// The rows of the cache that a gather reads, and their destination: segment `i` is the
-/// `row_starts[i+1] - row_starts[i]` tokens of request `i` of the block table from token
-/// `token_starts[i]` on; they go to output rows `row_starts[i] ..`.
+/// The cache rows that a gather reads, and their destination. Segment `i` consists of
+/// `row_starts[i+1] - row_starts[i]` tokens of request `i` of the block table, beginning at token
+/// `token_starts[i]`. Its rows go to the output rows `row_starts[i] ..`.
 #[non_exhaustive]
 pub struct GatherRows<'a, D: Device> {
     /// The pages of the segments' requests, one row per segment.
@@ -35,12 +35,12 @@ pub struct GatherRows<'a, D: Device> {
     /// The start of each segment's rows in the output, and the end of the last: `[segments + 1]`,
     /// ascending from 0.
     pub row_starts: ArrayRef<'a, D, i32>,
-    /// The last entry of `row_starts`, which the host knows from planning.
+    /// The last entry of `row_starts`. The host knows it from planning.
     pub rows: usize,
 }
 
 impl<'a, D: Device> GatherRows<'a, D> {
-    /// Rows of these pages; `token_starts`, `row_starts` and `rows` as the fields say.
+    /// Rows of these pages. The fields describe `token_starts`, `row_starts` and `rows`.
     pub const fn new(
         block_table: BlockTable<'a, D>,
         token_starts: ArrayRef<'a, D, i32>,
@@ -57,8 +57,8 @@ impl<'a, D: Device> GatherRows<'a, D> {
 }
 
 impl<D: Device> GatherRows<'_, D> {
-    /// Gathers the rows, then multiplies their latents: does the work of
-    /// [`Device::gather_cache_and_expand`] in two operations.
+    /// Gathers the rows and then multiplies their latents. The two operations do the work of
+    /// [`Device::gather_cache_and_expand`].
     ///
     /// # Errors
     ///
@@ -77,8 +77,8 @@ impl<D: Device> GatherRows<'_, D> {
     }
 }
 
-/// One page's rows of `row` bytes as a tensor of 16-bit elements. A copy does not look at their
-/// type.
+/// The rows of one page, `row` bytes each, as a tensor of 16-bit elements. A copy does not depend
+/// on the type of the elements.
 fn page_rows(layout: &CacheLayout, (row, strides): (usize, CacheStrides)) -> Result<Layout> {
     let odd = [row, strides.row_stride];
     if let Some(odd) = odd.into_iter().find(|bytes| bytes % 2 == 1) {
@@ -93,7 +93,7 @@ fn page_rows(layout: &CacheLayout, (row, strides): (usize, CacheStrides)) -> Res
     })
 }
 
-/// Copies one page to another within `bytes`, where pages are `page_stride` bytes apart.
+/// Copies one page to another within `bytes`. Pages are `page_stride` bytes apart.
 fn copy_page_of<D: Device>(
     device: &D,
     bytes: D::BytesMut<'_>,
@@ -111,23 +111,23 @@ fn copy_page_of<D: Device>(
     }
 }
 
-/// The new tokens' cache rows, and where they go.
+/// The cache rows of new tokens, and their destination.
 #[non_exhaustive]
 pub struct CacheRows<'a, D: Device> {
     /// `[T, 1, L]`.
     pub latent: TensorRef<'a, D>,
     /// `[T, 1, R]`.
     pub rope: TensorRef<'a, D>,
-    /// The slot of each token, −1 for none: `[T]`.
+    /// The slot of each token, or −1 for none: `[T]`.
     pub slots: ArrayRef<'a, D, i64>,
-    /// The cache that they are written to.
+    /// The cache into which the rows are written.
     pub cache: CacheMut<'a, D>,
     /// The rotation that `rope` and the queries' rotary parts still need, if any.
     pub rotary: Option<Rotary<'a, D>>,
 }
 
 impl<'a, D: Device> CacheRows<'a, D> {
-    /// Rows that need no rotation, for these slots of `cache`.
+    /// Rows for these slots of `cache` that need no rotation.
     pub const fn new(
         latent: TensorRef<'a, D>,
         rope: TensorRef<'a, D>,
@@ -149,7 +149,7 @@ impl<'a, D: Device> CacheRows<'a, D> {
 }
 
 impl<D: Device> CacheRows<'_, D> {
-    /// Writes the rows and, if there is a rotation, `query`.
+    /// Writes the rows. If there is a rotation, also writes `query`.
     ///
     /// # Errors
     ///
@@ -168,8 +168,8 @@ impl<D: Device> CacheRows<'_, D> {
         }
     }
 
-    /// Writes the rows, then rotates and multiplies `queries`: [`Device::write_cache_and_absorb`]
-    /// one after the other.
+    /// Writes the rows, then rotates and multiplies `queries`. The operations one after another do
+    /// the work of [`Device::write_cache_and_absorb`].
     ///
     /// # Errors
     ///
@@ -182,19 +182,20 @@ impl<D: Device> CacheRows<'_, D> {
     }
 }
 
-/// Queries on their way to the latent space, where the absorbed path takes them.
+/// Queries, and their projection into the latent space for the absorbed path.
 #[non_exhaustive]
 pub struct AbsorbedQueries<'a, D: Device> {
     /// `[A, H, P + R]`.
     pub query: TensorRef<'a, D>,
     /// W_UK: `[H, P, L]`.
     pub weights: TensorRef<'a, D>,
-    /// `[A, H, L]`, or `[A, H, L + R]` where there is a rotation, whose result stands behind.
+    /// `[A, H, L]`, or with a rotation `[A, H, L + R]`. The rotary part comes after the latent
+    /// part.
     pub to: TensorMut<'a, D>,
 }
 
 impl<'a, D: Device> AbsorbedQueries<'a, D> {
-    /// `query` by `weights` goes to `to`; shapes as the fields say.
+    /// Queries to be multiplied by `weights` into `to`. The fields describe the shapes.
     pub const fn new(
         query: TensorRef<'a, D>,
         weights: TensorRef<'a, D>,
@@ -204,11 +205,11 @@ impl<'a, D: Device> AbsorbedQueries<'a, D> {
     }
 }
 
-/// Two factors and where their product goes, as [`Device::gemm`] takes them.
+/// Two factors and the destination of their product, as [`Device::gemm`] takes them.
 pub(crate) type Product<'a, D> = (TensorRef<'a, D>, TensorRef<'a, D>, TensorMut<'a, D>);
 
 impl<D: Device> AbsorbedQueries<'_, D> {
-    /// `to[.., ..L] = query[.., ..P] · W_UK`, a product per head.
+    /// The product per head: `to[.., ..L] = query[.., ..P] · W_UK`.
     ///
     /// # Errors
     ///
@@ -225,7 +226,7 @@ impl<D: Device> AbsorbedQueries<'_, D> {
         ))
     }
 
-    /// The rotation of `query[.., P..]` into `to[.., L..]`, if the rows are rotated, too.
+    /// The rotation of `query[.., P..]` into `to[.., L..]`, if the rows have a rotation.
     ///
     /// # Errors
     ///
@@ -243,73 +244,74 @@ impl<D: Device> AbsorbedQueries<'_, D> {
     }
 }
 
-/// A place where attention runs: its [`Memory`], and the operations around attention.
+/// A device on which attention runs: its [`Memory`], and the operations around attention.
 ///
-/// Every operation is enqueued and returns at once if the device is asynchronous; none allocates
-/// and none waits. A handle is cheap to clone and refers to the same device and stream.
+/// Every operation is enqueued. On an asynchronous device it returns at once. No operation
+/// allocates or waits. A handle is cheap to clone and refers to the same device and stream.
 pub trait Device: Memory {
-    /// The kind of device that this is.
+    /// The kind of device.
     const PLATFORM: Platform;
 
-    /// Tells if this machine can have such a device at all, and if not, why.
+    /// Tells if this machine can have such a device at all. The error is the reason why not.
     fn availability() -> Result<(), Cause>;
 
     /// The hardware of a selection for this device.
     fn target(&self) -> Target;
 
-    /// The number of the device within its type: memory of a device of one number is not for
-    /// another.
+    /// The number of the device within its type. Memory of a device with another number must not be
+    /// used.
     fn ordinal(&self) -> usize {
         0
     }
 
-    /// The figures from which the times of a step's two paths follow. A device that knows none of
-    /// its own leaves them to arithmetic alone.
+    /// The speeds from which the times of a step's two paths follow. By default only arithmetic
+    /// counts.
     fn machine(&self) -> Machine {
         Machine::ARITHMETIC
     }
 
-    /// Checks that the operations on rows take a tensor with this layout. The layer asks before it
-    /// enqueues anything. `field` is the tensor's name in the call.
+    /// Checks that the operations on rows accept a tensor with this layout. The layer calls this
+    /// before it enqueues anything. `field` is the tensor's name in the call.
     ///
     /// # Errors
     ///
-    /// If an operation would refuse the strides.
+    /// If an operation does not support the strides.
     fn check_tensor(&self, field: &'static str, layout: &Layout) -> Result<()> {
         let _ = (field, layout);
         Ok(())
     }
 
-    /// Checks that [`gemm`](Self::gemm) takes a factor, or writes a product, `[B, M, N]` that lies
-    /// so: the layer asks before it enqueues anything.
+    /// Checks that [`gemm`](Self::gemm) supports a factor or a product `[B, M, N]` with this
+    /// layout. The layer calls this before it enqueues anything.
     ///
     /// # Errors
     ///
-    /// If it would refuse the strides.
+    /// If it does not support the strides.
     fn check_operand(&self, field: &'static str, layout: &Layout) -> Result<()> {
         let _ = (field, layout);
         Ok(())
     }
 
-    /// Checks that a row has the same bits in every operation, whatever rows stand beside it: the
-    /// layer asks for problems with [`BatchInvariant`](crate::spec::Feature::BatchInvariant).
+    /// Checks that a row gets the same bits in every operation, whatever other rows the operation
+    /// has. The layer calls this for problems with
+    /// [`BatchInvariant`](crate::spec::Feature::BatchInvariant).
     ///
     /// # Errors
     ///
-    /// If the device does not promise that. The default is to promise nothing.
+    /// If the device does not guarantee that. By default it guarantees nothing.
     fn check_batch_invariant(&self) -> Result<()> {
         let accepted = "none: this device chooses the order of a product's sums by its rows";
         Err(Error::argument("features", "batch_invariant", accepted))
     }
 
-    /// `c[i] = a[i] · b[i]` for every `i` of the first axis: `[B, M, K] · [B, K, N] → [B, M, N]`,
-    /// one dtype, any strides on `a` and `b` (a stride of 0 repeats), accumulated in f32 and
-    /// rounded once. A device may read `b` before the work is done that was enqueued earlier, if it
-    /// is [constant](TensorRef::constant).
+    /// Computes `c[i] = a[i] · b[i]` for every `i` of the first axis: `[B, M, K] · [B, K, N] → [B,
+    /// M, N]`. All have one dtype. `a` and `b` may have any strides; a stride of 0 repeats. Sums
+    /// are accumulated in f32 and rounded once. If `b` is [constant](TensorRef::constant), the
+    /// device may read it before work that was enqueued earlier is done.
     ///
     /// # Errors
     ///
-    /// If shapes or dtypes disagree, or the device cannot take the strides.
+    /// If shapes or dtypes disagree, or if the device does not support the strides.
     fn gemm(
         &self,
         a: TensorRef<'_, Self>,
@@ -317,8 +319,8 @@ pub trait Device: Memory {
         c: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// Multiplies like [`gemm`](Self::gemm), at the same time as the operation that was enqueued
-    /// last.
+    /// Multiplies as [`gemm`](Self::gemm) does, but concurrently with the operation that was
+    /// enqueued last.
     ///
     /// # Errors
     ///
@@ -327,7 +329,7 @@ pub trait Device: Memory {
     /// # Safety
     ///
     /// The operation that was enqueued last begins only when all before it is done (a selection of
-    /// lists is such an operation), and it neither writes `a` nor accesses `c`.
+    /// lists is such an operation). It neither writes `a` nor accesses `c`.
     unsafe fn gemm_ready(
         &self,
         a: TensorRef<'_, Self>,
@@ -337,21 +339,21 @@ pub trait Device: Memory {
         self.gemm(a, b, c)
     }
 
-    /// Copies `from` to `to`, of the same shape and dtype, with any strides.
+    /// Copies `from` to `to`. Both have the same shape and dtype, and any strides.
     ///
     /// # Errors
     ///
     /// If shapes or dtypes disagree.
     fn copy(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()>;
 
-    /// Copies rows to the places that an index names: `to[places[n]] = from[n]` for each row n of
-    /// `from`, `[N, H, W]`. A row whose place is −1, or any other number that is no row of `to`
-    /// `[M, H, W]`, is skipped; no two rows have one place; the rows of `to` that no place names
-    /// are left as they are. Any strides.
+    /// Copies rows to the places of an index: `to[places[n]] = from[n]` for each row n of `from`,
+    /// `[N, H, W]`. A row is skipped if its place is −1 or any other number that is no row of `to`,
+    /// `[M, H, W]`. No two rows may have the same place. Rows of `to` without a place keep their
+    /// values. Any strides are allowed.
     ///
     /// # Errors
     ///
-    /// If dtypes, heads or widths disagree, or there are not N places.
+    /// If dtypes, heads or widths disagree, or if the number of places is not N.
     fn scatter_rows(
         &self,
         from: TensorRef<'_, Self>,
@@ -359,22 +361,23 @@ pub trait Device: Memory {
         to: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// Writes the values of a matrix in block fp8, `[rows, columns]`, to `to` `[1, rows, columns]`
-    /// with any stride of rows and unit stride of columns: products of codes and scales in f32,
-    /// rounded once. An engine does this when it loads weights.
+    /// Writes the values of a matrix in block fp8, `[rows, columns]`, to `to`, `[1, rows,
+    /// columns]`. The destination may have any stride of rows, but columns must be adjacent. The
+    /// products of codes and scales are in f32 and rounded once. An engine calls this when it loads
+    /// weights.
     ///
     /// # Errors
     ///
     /// If the shapes disagree, or the device fails.
     fn dequantize_blocks(&self, from: Fp8Blocks<'_, Self>, to: TensorMut<'_, Self>) -> Result<()>;
 
-    /// Copies the rows of page `from` to page `to` of a cache. An engine does this before a request
-    /// writes to a page that other requests share.
+    /// Copies the rows of page `from` to page `to` of a cache. An engine calls this before a
+    /// request writes to a page that other requests share.
     ///
     /// # Errors
     ///
-    /// If the cache has not both pages, its rows are of an odd number of bytes, or the device
-    /// fails.
+    /// If the cache lacks one of the pages, if its rows have an odd number of bytes, or if the
+    /// device fails.
     fn copy_page(&self, cache: CacheMut<'_, Self>, from: usize, to: usize) -> Result<()> {
         let layout = *cache.layout();
         for (field, page) in [("from", from), ("to", to)] {
@@ -407,9 +410,9 @@ pub trait Device: Memory {
     /// If the device fails.
     fn clear(&self, to: TensorMut<'_, Self>) -> Result<()>;
 
-    /// Writes one cache row per token: `latent` `[T, 1, L]` and `rope` `[T, 1, R]` to slot
-    /// `slots[t]`, quantised as the cache's format says. A token whose slot is −1 is skipped; no
-    /// two tokens have one slot.
+    /// Writes one cache row per token: `latent` `[T, 1, L]` and `rope` `[T, 1, R]` go to slot
+    /// `slots[t]`, quantised for the cache's format. A token whose slot is −1 is skipped. No two
+    /// tokens may have the same slot.
     ///
     /// # Errors
     ///
@@ -422,9 +425,9 @@ pub trait Device: Memory {
         cache: CacheMut<'_, Self>,
     ) -> Result<()>;
 
-    /// Writes like [`write_cache`](Self::write_cache), and in the same launch rotates `rope` and
-    /// the queries' rotary parts, which are not rotated yet. The result is the same as if they had
-    /// been rotated in place beforehand, in f32 and rounded to their dtype.
+    /// Writes as [`write_cache`](Self::write_cache) does. In the same launch it also rotates `rope`
+    /// and the queries' rotary parts, which are not yet rotated. The result is the same as after a
+    /// rotation in place, in f32 and rounded to the dtype.
     ///
     /// # Errors
     ///
@@ -439,24 +442,23 @@ pub trait Device: Memory {
         cache: CacheMut<'_, Self>,
     ) -> Result<()>;
 
-    /// Rotates vectors `[T, H, R]` by their tokens' positions, in f32 and rounded to their dtype:
-    /// for a step whose queries or keys something reads before the cache write has rotated them.
+    /// Rotates vectors `[T, H, R]` by the positions of their tokens, in f32 and rounded to the
+    /// dtype. This is needed if queries or keys are read before the cache write has rotated them.
     ///
     /// # Errors
     ///
     /// If shapes or dtypes disagree, or R is odd.
     fn rotate(&self, rotary: &Rotary<'_, Self>, vectors: RotaryQuery<'_, Self>) -> Result<()>;
 
-    /// Begins a step on the absorbed path, in one launch if the device can: writes the new tokens'
-    /// rows to the cache, and projects the queries of all of them, or of the first ones, to the
-    /// latent space. It is [`write_cache`](Self::write_cache) or
-    /// [`write_cache_rotated`](Self::write_cache_rotated), and
-    /// [`gemm`](Self::gemm).
+    /// Begins a step on the absorbed path, in one launch if the device can. It writes the new
+    /// tokens' rows to the cache. It also projects queries into the latent space, either all or
+    /// only the first ones. The work is that of [`write_cache`](Self::write_cache) or
+    /// [`write_cache_rotated`](Self::write_cache_rotated), and of [`gemm`](Self::gemm).
     ///
     /// # Errors
     ///
-    /// If shapes or dtypes disagree with each other or with the cache, the width that is rotated is
-    /// odd, or the device fails.
+    /// If shapes or dtypes disagree with each other or with the cache, if the rotated width is odd,
+    /// or if the device fails.
     fn write_cache_and_absorb(
         &self,
         rows: CacheRows<'_, Self>,
@@ -465,12 +467,12 @@ pub trait Device: Memory {
         rows.write_then_absorb(self, queries)
     }
 
-    /// Reads cache rows, dequantised, into `latent` `[W, 1, L]` and `rope` `[W, 1, R]`, of which
-    /// the first `rows.rows` are written.
+    /// Reads and dequantises cache rows into `latent` `[W, 1, L]` and `rope` `[W, 1, R]`. Only the
+    /// first `rows.rows` rows of these are written.
     ///
     /// # Errors
     ///
-    /// If shapes disagree with each other or with the cache, or more than W rows are asked for.
+    /// If shapes disagree with each other or with the cache, or if there are more than W rows.
     fn gather_cache(
         &self,
         cache: CacheRef<'_, Self>,
@@ -479,11 +481,11 @@ pub trait Device: Memory {
         rope: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// Expands cached rows for the expanded path, in one launch if the device can. It gathers them
-    /// as [`gather_cache`](Self::gather_cache) does into `gathered`, a latent `[W, 1, L]` and a
-    /// rotary part `[W, 1, R]` with W = `rows.rows`, and multiplies the latents by `weights` `[1,
-    /// L, N]` into `to` `[1, W, N]`, as [`gemm`](Self::gemm) does. The device may
-    /// leave the gathered latents unwritten.
+    /// Expands cached rows for the expanded path, in one launch if the device can. As
+    /// [`gather_cache`](Self::gather_cache) does, it gathers rows into `gathered`: latents `[W, 1,
+    /// L]` and rotary parts `[W, 1, R]`, with W = `rows.rows`. As [`gemm`](Self::gemm) does, it
+    /// multiplies the latents by `weights` `[1, L, N]` into `to` `[1, W, N]`. The device may leave
+    /// the gathered latents unwritten.
     ///
     /// # Errors
     ///
@@ -499,10 +501,11 @@ pub trait Device: Memory {
         rows.gather_then_expand(self, cache, gathered, weights, to)
     }
 
-    /// Merges a partial result into another over the same queries: with `a` in `out`, `lse` and `b`
-    /// in `other`, `other_lse`, per token and head `lse = ln(e^a + e^b)` and
-    /// `out = out·e^(a − lse) + other·e^(b − lse)`. +inf is taken as −inf. Both empty give 0 and
-    /// −inf. Outputs are `[T, H, V]` with any strides of tokens and heads.
+    /// Merges a partial result into another over the same queries. Let `a` be a value of `lse` and
+    /// `b` the value of `other_lse` for the same token and head. The result is
+    /// `lse = ln(e^a + e^b)` and `out = out·e^(a − lse) + other·e^(b − lse)`. A value of +inf
+    /// counts as −inf. Two empty results give 0 and −inf. Outputs are `[T, H, V]` with any strides
+    /// of tokens and heads.
     ///
     /// # Errors
     ///
@@ -515,20 +518,22 @@ pub trait Device: Memory {
         other_lse: LseRef<'_, Self>,
     ) -> Result<()>;
 
-    /// True if the device has [`scale_outputs`](Self::scale_outputs).
+    /// Returns true if the device supports [`scale_outputs`](Self::scale_outputs).
     fn scales_outputs(&self) -> bool {
         false
     }
 
-    /// Multiplies the output `[T, H, V]` of each token and head by what is given, in f32 and
-    /// rounded once: the part `1 / (1 + e^(sink − lse))` that a sink leaves, one of `[H]` in the
-    /// scores' own units, and the sigmoid of a gate `[T, H, V]` or `[T, H, 1]` in the output's
-    /// dtype. An output whose log-sum-exp is −inf is not changed by its sink. Any strides. Sinks
-    /// come once, behind the last [`merge`](Self::merge) of partial results, those of ranks too.
+    /// Multiplies the output `[T, H, V]` of each token and head by the given factors, in f32 and
+    /// rounded once. A sink `[H]`, a score after the softmax scale, gives the factor `1 / (1 +
+    /// e^(sink − lse))`. A gate `[T, H, V]` or `[T, H, 1]` in the output's dtype gives its sigmoid.
+    /// A sink does not change an output whose log-sum-exp is −inf. Any strides are allowed. Sinks
+    /// are applied once, after the last [`merge`](Self::merge) of partial results, including those
+    /// of other ranks.
     ///
     /// # Errors
     ///
-    /// If shapes or dtypes disagree, or the device does not [do this](Self::scales_outputs).
+    /// If shapes or dtypes disagree, or if the device does not [support
+    /// this](Self::scales_outputs).
     fn scale_outputs(
         &self,
         out: TensorMut<'_, Self>,
@@ -543,9 +548,8 @@ pub trait Device: Memory {
         ))
     }
 
-    /// Orders everything enqueued from now on behind everything enqueued until now, even a kernel
-    /// that was launched to begin early. A device that lets no kernel begin early has nothing to
-    /// do.
+    /// Orders all work enqueued from now on after all work enqueued until now, even a kernel that
+    /// was launched to begin early. A device whose kernels never begin early does nothing here.
     ///
     /// # Errors
     ///
@@ -554,19 +558,19 @@ pub trait Device: Memory {
         Ok(())
     }
 
-    /// For conformance tests: kernels that overlap with others, if kernels of this device can.
+    /// For conformance tests: kernels that overlap with others, if the device supports that.
     ///
     /// # Errors
     ///
-    /// If they cannot be loaded.
+    /// If the kernels cannot be loaded.
     #[doc(hidden)]
     fn probe_dependents(&self) -> Result<Option<Box<dyn probe::Dependents<Self> + '_>>> {
         Ok(None)
     }
 
-    /// For conformance tests: runs what `work` enqueues once, so that all code is loaded, captures
-    /// it into a graph, changes its inputs, and replays the graph twice. Returns false if the
-    /// device has no graphs; then nothing was done.
+    /// For conformance tests. First enqueues `work` once, so that all code is loaded. Then captures
+    /// it into a graph, changes its inputs, and replays the graph twice. Returns false without
+    /// doing anything if the device has no graphs.
     ///
     /// # Errors
     ///
@@ -583,13 +587,13 @@ pub trait Device: Memory {
         None
     }
 
-    /// Does `work`, which a profiler may show as a range of this name on the host's time line.
+    /// Executes `work`. A profiler may show it as a range of this name on the host's time line.
     fn profile_range<R>(&self, name: &'static CStr, work: impl FnOnce() -> R) -> R {
         let _ = name;
         work()
     }
 
-    /// Rewrites a log-sum-exp of another convention as natural, heads first.
+    /// Converts a log-sum-exp of another convention to the natural one, heads first.
     ///
     /// # Errors
     ///

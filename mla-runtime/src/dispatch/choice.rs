@@ -1,4 +1,4 @@
-//! The choice of a type by the compiler.
+//! The choice of a backend type at compile time.
 
 use crate::backend::list::{CAPACITY, Listed};
 use crate::select::Best;
@@ -9,8 +9,8 @@ use crate::text::Text;
 /// `best_prefill!(LIST, TARGET, PROBLEM)`.
 ///
 /// The list is `[A, B]`, `[A, B, ..Rest]`, or a type made by [`backends!`](crate::backends). The
-/// rules are those of [a selection](crate::select). If no backend fits, the use of the type is
-/// an error of the compiler that lists the reasons against each. [`dispatch`](crate::dispatch) has
+/// rules are those of [a selection](crate::select). If no backend fits, the program does not
+/// compile. The error lists the reasons against each backend. [`dispatch`](crate::dispatch) has
 /// examples.
 #[macro_export]
 macro_rules! best_prefill {
@@ -30,7 +30,7 @@ macro_rules! best_prefill {
 }
 
 /// The type of the best decode backend of a list, for a constant target and problem:
-/// `best_decode!(LIST, TARGET, PROBLEM)`. Its arguments are those of
+/// `best_decode!(LIST, TARGET, PROBLEM)`. The arguments are those of
 /// [`best_prefill!`](crate::best_prefill).
 #[macro_export]
 macro_rules! best_decode {
@@ -49,15 +49,15 @@ macro_rules! best_decode {
     };
 }
 
-// The max length of an error of the compiler. The rest of a longer one is cut.
+// The maximum length of a compile error. The rest of a longer one is cut off.
 const LONGEST: usize = 16 * 1024;
 
-/// The index of the best backend of a list, for the macros of this module.
+/// The index of the best backend of a list. The macros of this module call it.
 ///
 /// # Panics
 ///
-/// In a constant, and so at compile time: if nothing fits, with the reasons; if the problem makes
-/// no sense; if two backends have one name; if the list is too long.
+/// If nothing fits, with the reasons; if the problem makes no sense; if two backends have one name;
+/// or if the list is too long. In a constant this is a compile error.
 pub const fn choose(
     phase: Phase,
     list: Option<&'static Listed>,
@@ -77,7 +77,7 @@ pub const fn choose(
     if list.is_none() {
         text.push(", because the list is empty: name the types of backends, as in `[A, B]`");
     }
-    // The only backend of a list of one is taken as asked for by name.
+    // In a list of one, the backend counts as asked for by name.
     let asked = matches!(list, Some(listed) if listed.next.is_none());
     let (mut index, mut best, mut rest) = (0, Best::on(target), list);
     while let Some(listed) = rest {

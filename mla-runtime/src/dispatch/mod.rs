@@ -1,14 +1,14 @@
-//! Three ways to call a backend, and what each costs.
+//! Three ways to call a backend, and the cost of each.
 //!
-//! | who chooses | when | how | a call costs, beside the backend's own code |
+//! | who chooses | when | how | cost of a call, besides the backend's own code |
 //! |---|---|---|---|
 //! | you, or the compiler | you build for one GPU | types by hand, or [`best_prefill!`](crate::best_prefill) and [`best_decode!`](crate::best_decode) | nothing |
 //! | the program, among types that you list | you support several GPUs, with backends you know | [`with_backends`], once; then a `match`, or a pointer that you keep | one load and an indirect call |
-//! | the program, among all that is linked | backends come from crates that you do not know | [`Registry::instantiate_decode`](crate::select::Registry::instantiate_decode) | an indirect call, and checks that state and metadata are its own: 62 instructions |
+//! | the program, among all linked backends | backends come from crates that you do not know | [`Registry::instantiate_decode`](crate::select::Registry::instantiate_decode) | an indirect call, and checks that state and metadata belong to the backend: 62 instructions |
 //!
-//! All three go by the same rules, which are `const fn`s:
+//! All three follow the same rules, which are `const fn`s.
 //! [`BackendSpec::reasons`](crate::spec::BackendSpec::reasons) lists the reasons against a backend,
-//! [`tried_before`](crate::select::tried_before) says which of two is better.
+//! and [`tried_before`](crate::select::tried_before) orders two backends.
 //!
 //! # One GPU: the compiler chooses
 //!
@@ -28,8 +28,7 @@
 //! }
 //! ```
 //!
-//! If no backend fits, the program does not compile, and the error lists what speaks against
-//! each:
+//! If no backend fits, the program does not compile. The error lists the reasons against each:
 //!
 //! ```compile_fail
 //! # use mla_runtime::best_decode;
@@ -42,14 +41,14 @@
 //! fn engine(_: best_decode!([CpuDecode], Target::dry_run(Capability::new(9, 0)), PROBLEM)) {}
 //! ```
 //!
-//! A list is `[A, B]`, or `[A, B, ..Rest]` with a list that someone else names, such as
-//! `mla_kernels::DecodeBackends`: so a set can hold the built-in backends and those of any crate.
+//! A list is `[A, B]`, or `[A, B, ..Rest]` with a named list such as `mla_kernels::DecodeBackends`.
+//! A list can thus contain the built-in backends and those of any other crate.
 //!
-//! # Several GPUs: one pointer into code that was compiled for the choice
+//! # Several GPUs: one pointer to code that was compiled for the choice
 //!
-//! The program selects, and [`with_backends`] turns the selection into types again, for which
-//! everything that follows is compiled: here a whole engine behind its own trait. A call of `step`
-//! is one load and an indirect call; within it every call is direct.
+//! The program selects, and [`with_backends`] turns the selection into types again. The code that
+//! follows is compiled for these types. In this example that is a whole engine behind its own
+//! trait. A call of `step` is one load and an indirect call; every call within `step` is direct.
 //!
 //! ```
 //! use mla_runtime::backend::{DecodeBackend, LayerConfig, PrefillBackend};
@@ -103,8 +102,8 @@
 //! # Ok::<(), SelectionError>(())
 //! ```
 //!
-//! For two or three kinds of GPU an enumeration does as well, and a call is one `match`: each arm
-//! names the types that the compiler chooses for that GPU.
+//! For two or three kinds of GPU an enumeration suffices, and a call is one `match`. Each arm has
+//! the types that the compiler chooses for one GPU.
 //!
 //! ```
 //! # use mla_runtime::best_decode;
@@ -123,28 +122,28 @@
 
 //! # Dispatch in machine code
 //!
-//! A backend that does nothing but launch, called in three ways. These files are compared with the
-//! linked programs by the tests of `mla-dispatch` (`mla-runtime/tests/crates/dispatch`), which also
-//! have callgrind count a million dispatches and an allocator count allocations, of which there are
-//! none.
+//! The listings below show the call of a backend that only launches, in three ways. The tests of
+//! `mla-dispatch` (`mla-runtime/tests/crates/dispatch`) compare these listings with the linked
+//! programs. They also count a million dispatches with callgrind, and they check that nothing is
+//! allocated.
 //!
 //! A program without this crate takes the addresses and calls the C function:
 //!
 #![doc = concat!("```text\n", include_str!("../../dispatch/by_hand.asm"), "```")]
 //!
-//! Through the type that the compiler chose, instruction for instruction the same:
+//! A call through the type that the compiler chose has exactly the same instructions:
 //!
 #![doc = concat!("```text\n", include_str!("../../dispatch/chosen.asm"), "```")]
 //!
-//! Through a pointer that was kept when the program selected: `selected` stands for any call of
-//! `step`, which is again the same code.
+//! A call through a pointer that was kept when the program selected. Here `selected` represents any
+//! call of `step`; it contains the same code again.
 //!
 #![doc = concat!("```text\n", include_str!("../../dispatch/selected.asm"), "```")]
 
 mod choice;
 mod visit;
 
-// The attribute and the macros write them.
+// The expansions of the attribute and of the macros name these types.
 #[doc(hidden)]
 pub use crate::backend::list::{
     Absent, DecodeList, DecodeMember, Listed, Member, Nth, PrefillList, PrefillMember,

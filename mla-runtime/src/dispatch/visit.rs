@@ -1,4 +1,4 @@
-//! The way from a selection at run time back to types.
+//! Turns a selection made at run time back into types.
 
 use crate::backend::list::{DecodeList, DecodeMember, Listed, PrefillList, PrefillMember};
 use crate::backend::{DecodeBackend, PrefillBackend};
@@ -6,23 +6,23 @@ use crate::device::Device;
 use crate::select::{Selection, SelectionError};
 use crate::spec::{BackendSpec, Phase};
 
-/// An operation on the types of both backends of a layer.
+/// An operation that is generic over the types of a layer's two backends.
 pub trait LayerVisitor<D: Device> {
-    /// The result, for any types.
+    /// The result, the same for all types.
     type Output;
 
-    /// Does it for the backends that were selected.
+    /// Executes the operation for the selected backends.
     fn visit<P: PrefillBackend<Device = D>, B: DecodeBackend<Device = D>>(self) -> Self::Output;
 }
 
 /// The result of a visit, or the reason why there was none.
 type Visited<D, V> = Result<<V as LayerVisitor<D>>::Output, SelectionError>;
 
-/// An element of a list that a visitor can be sent to: a prefill backend for this type of device,
-/// or one that this build leaves out, to which no visitor is sent.
+/// An element of a list of prefill backends for one type of device. It can be a backend that this
+/// build leaves out; no visitor is sent to it.
 pub trait PrefillArm<D: Device>: PrefillMember {
-    /// Sends the visitor there and on to the decode backend of `selection`, or returns `None` if
-    /// the backend is left out.
+    /// Sends the visitor to this backend and to the decode backend of `selection`. Returns `None`
+    /// if this backend is left out.
     fn visit<L, V>(selection: &Selection, visitor: V) -> Option<Visited<D, V>>
     where
         L: DecodeArms<D>,
@@ -33,10 +33,10 @@ pub trait PrefillArm<D: Device>: PrefillMember {
     }
 }
 
-/// An element of a list that a visitor can be sent to: a decode backend for this type of device, or
-/// one that this build leaves out, to which no visitor is sent.
+/// An element of a list of decode backends for one type of device. It can be a backend that this
+/// build leaves out; no visitor is sent to it.
 pub trait DecodeArm<D: Device>: DecodeMember {
-    /// Sends the visitor there, or returns `None` if the backend is left out.
+    /// Sends the visitor to this backend. Returns `None` if the backend is left out.
     fn visit<P: PrefillBackend<Device = D>, V: LayerVisitor<D>>(visitor: V) -> Option<V::Output> {
         drop(visitor);
         None
@@ -61,9 +61,9 @@ impl<D: Device, B: DecodeBackend<Device = D>> DecodeArm<D> for B {
     }
 }
 
-/// A list of prefill backends for one type of device, each of which a visitor can be sent to.
+/// A list of prefill backends for one type of device. A visitor can be sent to each of them.
 pub trait PrefillArms<D: Device>: PrefillList {
-    /// Sends the visitor to the backends of `selection`, or returns `None` if the list has not its
+    /// Sends the visitor to the backends of `selection`. Returns `None` if the list lacks the
     /// prefill backend.
     fn visit<L, V>(selection: &Selection, visitor: V) -> Option<Visited<D, V>>
     where
@@ -71,9 +71,9 @@ pub trait PrefillArms<D: Device>: PrefillList {
         V: LayerVisitor<D>;
 }
 
-/// A list of decode backends for one type of device, each of which a visitor can be sent to.
+/// A list of decode backends for one type of device. A visitor can be sent to each of them.
 pub trait DecodeArms<D: Device>: DecodeList {
-    /// Sends the visitor to the backend with this spec, or returns `None` if there is none.
+    /// Sends the visitor to the backend with this spec. Returns `None` if the list lacks it.
     fn visit<P, V>(spec: &BackendSpec, visitor: V) -> Option<V::Output>
     where
         P: PrefillBackend<Device = D>,
@@ -100,7 +100,8 @@ impl<D: Device> DecodeArms<D> for () {
     }
 }
 
-// The whole spec is compared, not the name alone: a name may have been given to another backend.
+// The whole spec is compared and not only the name, because the name may have been given to another
+// backend.
 impl<D: Device, M: PrefillArm<D>, T: PrefillArms<D>> PrefillArms<D> for (M, T) {
     fn visit<L, V>(selection: &Selection, visitor: V) -> Option<Visited<D, V>>
     where
@@ -133,7 +134,7 @@ impl<D: Device, M: DecodeArm<D>, T: DecodeArms<D>> DecodeArms<D> for (M, T) {
 ///
 /// # Errors
 ///
-/// If one of them is not in its list.
+/// If one of the two is not in its list.
 pub fn with_backends<P, B, D, V>(
     selection: &Selection,
     visitor: V,

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 /// Bytes of a key's scale.
 const SCALE_BYTES: usize = 4;
 
-/// The place of an index key: a page has the values of all its keys, then their scales, then its
+/// The location of an index key. A page has the values of all its keys, then their scales, then its
 /// tail.
 ///
 /// ```text
@@ -20,25 +20,25 @@ const SCALE_BYTES: usize = 4;
 /// entry e of a tail   page · page_stride + page_size · (width + 4) + e · 4 · width
 /// ```
 ///
-/// Each token has a key, and there is no tail, unless keys are
-/// [pooled](IndexDims::pool): then K tokens have one, and the slot of a key is that of its first
-/// token divided by K. An entry of the tail is a token's own key and then its gate, as bf16: of the
-/// token whose place in the page is e modulo the length of the tail, the last that was written.
+/// Normally each token has a key, and there is no tail. If keys are [pooled](IndexDims::pool), K
+/// tokens share a key. The slot of the key is that of its first token divided by K. An entry of the
+/// tail has a token's own key and then its gate, as bf16. The token at index i of its page has the
+/// entry i modulo the length of the tail, until a later token overwrites it.
 ///
-/// With pages of 64 and 128 values that is what DeepGEMM, vLLM and SGLang keep: 8448 bytes a page.
-/// Slots are those of the layer's own cache, whose block tables serve both.
+/// With pages of 64 tokens and keys of 128 values, this is the layout of DeepGEMM, vLLM and SGLang:
+/// 8448 bytes per page. Slots are those of the layer's own cache, so one block table serves both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct IndexCacheLayout {
-    /// D: the values of a key.
+    /// D: the number of values in a key.
     pub width: usize,
     /// The number of pages.
     pub pages: usize,
-    /// Keys in a page: as many as it has tokens, or pools of tokens.
+    /// The number of keys in a page: that of its tokens, or of its pools.
     pub page_size: usize,
     /// Bytes from one page to the next, a multiple of 4.
     pub page_stride: usize,
-    /// Entries of a page's tail.
+    /// The number of entries in a page's tail.
     pub tail: usize,
 }
 
@@ -65,16 +65,16 @@ impl IndexCacheLayout {
         self.pages.saturating_mul(self.page_size)
     }
 
-    /// The first byte of a slot's values.
+    /// Returns the first byte of a slot's values.
     ///
     /// # Panics
     ///
-    /// If pages have no tokens, which no view has.
+    /// If pages have no tokens. No view has such a layout.
     pub const fn values_at(&self, slot: usize) -> usize {
         slot / self.page_size * self.page_stride + slot % self.page_size * self.width
     }
 
-    /// The first byte of a slot's scale.
+    /// Returns the first byte of a slot's scale.
     ///
     /// # Panics
     ///
@@ -85,7 +85,7 @@ impl IndexCacheLayout {
             + slot % self.page_size * SCALE_BYTES
     }
 
-    /// The first byte of an entry of a page's tail: its key, behind which its gate stands.
+    /// Returns the first byte of an entry of a page's tail: of its key, after which comes its gate.
     pub const fn tail_at(&self, page: usize, entry: usize) -> usize {
         page * self.page_stride
             + self.page_size * (self.width + SCALE_BYTES)
@@ -114,7 +114,8 @@ impl IndexCacheLayout {
                 .checked_mul(self.page_stride)?
                 .checked_add(page)
         });
-        // The values alone, like the page they are in, are no longer than integers count.
+        // The values alone, and the page they are in, cannot be longer than the integer type can
+        // count.
         let aligned = || {
             (self.width * self.page_size).is_multiple_of(SCALE_BYTES)
                 && self.page_stride.is_multiple_of(SCALE_BYTES)

@@ -1,4 +1,4 @@
-//! The operations that an indexer needs of a device.
+//! The operations of a device that an indexer needs.
 
 use std::ops::Range;
 
@@ -11,22 +11,23 @@ use crate::setters::options;
 use crate::tensor::{ArrayRef, Rotary, RotaryQuery, TensorMut, TensorRef};
 use crate::{Error, Result};
 
-/// The new tokens' index keys on their way to the cache.
+/// The new tokens' index keys, and their destination in the cache.
 #[non_exhaustive]
 pub struct IndexKeys<'a, D: Device> {
-    /// `[T, 1, D]`, W_k · x: neither normalised nor rotated.
+    /// `[T, 1, D]`: W_k · x, neither normalised nor rotated.
     pub keys: TensorRef<'a, D>,
-    /// The weight and the bias of their LayerNorm, (x − mean) / √(variance + epsilon) · weight +
-    /// bias: each `[1, 1, D]`, of any dtype.
+    /// The weight and the bias of the keys' LayerNorm, each `[1, 1, D]` of any dtype. The norm is
+    /// (x − mean) / √(variance + epsilon) · weight + bias.
     pub norm: [TensorRef<'a, D>; 2],
-    /// The rotation of their first R values, if the model has one.
+    /// The rotation of the first R values, if the model has one.
     pub rotary: Option<Rotary<'a, D>>,
-    /// The slot of each token, −1 for none: `[T]`. Slots differ.
+    /// The slot of each token, or −1 for none: `[T]`. Slots must differ.
     pub slots: ArrayRef<'a, D, i64>,
-    /// The cache that they are written to.
+    /// The cache into which the keys are written.
     pub cache: IndexCacheMut<'a, D>,
-    /// If keys are pooled, the gates of the tokens, `[T, 1, D]`, and the table of a pool's places
-    /// that is added to them, `[1, K, D]`: each of any dtype.
+    /// The gates of the tokens, `[T, 1, D]`, and the table of a pool's positions that is added to
+    /// them, `[1, K, D]`. Each is of any dtype. They must be present if keys are pooled, and absent
+    /// otherwise.
     pub pool: Option<[TensorRef<'a, D>; 2]>,
 }
 
@@ -54,24 +55,24 @@ impl<'a, D: Device> IndexKeys<'a, D> {
     }
 }
 
-/// Index queries, and where they go when they are quantised.
+/// Index queries, and the destination of the quantised queries.
 #[non_exhaustive]
 pub struct IndexQueries<'a, D: Device> {
-    /// `[T, heads, D]`, W_qb · q_latent: not rotated.
+    /// `[T, heads, D]`: W_qb · q_latent, not rotated.
     pub queries: TensorRef<'a, D>,
     /// `[T, 1, heads]`, W_w · x, of any dtype.
     pub weights: TensorRef<'a, D>,
-    /// The rotation of their first R values, if the model has one.
+    /// The rotation of the first R values, if the model has one.
     pub rotary: Option<Rotary<'a, D>>,
-    /// Destination of the queries: `[T, heads, D]` e4m3, without gaps.
+    /// The destination of the queries: `[T, heads, D]` e4m3 without gaps.
     pub quantised: D::BytesMut<'a>,
-    /// Destination of the weights: f32 `[T, 1, heads]`, without gaps: each head's weight, times
-    /// heads^-½ · D^-½ and the scale of its query.
+    /// The destination of the weights: f32 `[T, 1, heads]` without gaps. Each is the head's weight,
+    /// times heads^-½ · D^-½ and the scale of its query.
     pub scaled_weights: TensorMut<'a, D>,
 }
 
 impl<'a, D: Device> IndexQueries<'a, D> {
-    /// Queries that need no rotation and the weights of their heads; then the destinations of both.
+    /// Queries that need no rotation and the weights of their heads, with the destinations of both.
     pub const fn new(
         [queries, weights]: [TensorRef<'a, D>; 2],
         quantised: D::BytesMut<'a>,
@@ -91,21 +92,22 @@ impl<'a, D: Device> IndexQueries<'a, D> {
     }
 }
 
-/// The query tokens of a selection: some of a batch's.
+/// The query tokens of a selection. They are some of a batch's tokens.
 #[non_exhaustive]
 pub struct IndexRows<'a, D: Device> {
-    /// The requests, whose lengths say what each token sees: token i of n of a request with `len`
-    /// tokens sees positions `0 .. len − n + i + 1`, and nothing if that is below 1.
+    /// The requests. Their lengths determine what each token sees: of a request with `len` tokens
+    /// and n query tokens, token i sees the positions `0 .. len − n + i + 1`. If that is below 1,
+    /// it sees nothing.
     pub batch: DecodeBatch<'a, D>,
     /// The range of the batch's query tokens.
     pub tokens: Range<usize>,
-    /// K: the tokens that share an index key, and a column of the logits.
+    /// K: the number of tokens that share an index key and a column of the logits.
     pub pool: u32,
     in_turn: bool,
 }
 
 impl<'a, D: Device> IndexRows<'a, D> {
-    /// These tokens of `batch`, each operation behind the last.
+    /// These tokens of `batch`. Each operation begins after the previous one.
     pub const fn new(batch: DecodeBatch<'a, D>, tokens: Range<usize>) -> Self {
         Self {
             batch,
@@ -115,42 +117,42 @@ impl<'a, D: Device> IndexRows<'a, D> {
         }
     }
 
-    /// The same rows with an index key of each `pool` tokens.
+    /// The same rows, with one index key for every `pool` tokens.
     #[must_use]
     pub const fn with_pool(mut self, pool: u32) -> Self {
         self.pool = pool;
         self
     }
 
-    /// The same rows, for operations that may begin before the last one has ended.
+    /// The same rows, for operations that may begin before the previous one has ended.
     ///
     /// # Safety
     ///
-    /// If `in_turn`, the three operations that make these rows' lists (queries, logits, selection)
-    /// follow each other directly. When the first of them is enqueued, no unfinished work writes
-    /// the batch's starts, lengths or block tables.
+    /// If `in_turn` is true, the three operations that make these rows' lists (queries, logits,
+    /// selection) follow each other directly. When the first of them is enqueued, no unfinished
+    /// work writes the batch's starts, lengths or block tables.
     #[must_use]
     pub const unsafe fn with_in_turn(mut self, in_turn: bool) -> Self {
         self.in_turn = in_turn;
         self
     }
 
-    /// True if each operation may begin before the last one has ended.
+    /// Returns true if each operation may begin before the previous one has ended.
     pub const fn in_turn(&self) -> bool {
         self.in_turn
     }
 }
 
-/// A device that can select what sparse attention attends to.
+/// A device that can select the tokens that sparse attention attends to.
 ///
-/// Every operation is enqueued as those of [`Device`] are.
+/// Every operation is enqueued, like those of [`Device`].
 pub trait IndexDevice: Device {
     /// True if it takes [pooled](IndexDims::pool) keys. Otherwise they are refused.
     const POOLS_KEYS: bool = false;
 
     /// Normalises, rotates and quantises index keys, and writes each to its slot. A slot of −1 is
-    /// skipped. Keys that are pooled go to the tail of their page; each that is the last of its
-    /// pool also makes the pool's key, of this call's tokens and those of the tail.
+    /// skipped. Pooled keys go to the tail of their page. A key that completes a pool also makes
+    /// the pool's key, from keys of this call and of the tail.
     ///
     /// # Errors
     ///
@@ -158,14 +160,15 @@ pub trait IndexDevice: Device {
     fn write_index_keys(&self, config: &IndexerConfig, keys: IndexKeys<'_, Self>) -> Result<()>;
 
     /// Writes the new tokens' rows and index keys to both caches of a layer, in one launch if the
-    /// device can, with the rotation of `query` if the rows are rotated; and quantises `queries`,
-    /// if there are any. It is [`CacheRows::write`], [`write_index_keys`](Self::write_index_keys)
-    /// and [`quantise_index_queries`](Self::quantise_index_queries).
+    /// device can. Also rotates `query` if the rows have a rotation, and quantises `queries` if
+    /// there are any. The work is that of [`CacheRows::write`],
+    /// [`write_index_keys`](Self::write_index_keys) and
+    /// [`quantise_index_queries`](Self::quantise_index_queries).
     ///
     /// # Errors
     ///
-    /// If shapes or dtypes disagree with each other or with a cache, the width that is rotated is
-    /// odd, or the device fails.
+    /// If shapes or dtypes disagree with each other or with a cache, if the rotated width is odd,
+    /// or if the device fails.
     fn write_cache_and_index_keys(
         &self,
         config: &IndexerConfig,
@@ -182,7 +185,8 @@ pub trait IndexDevice: Device {
         }
     }
 
-    /// Rotates and quantises index queries, and folds their scales into the heads' weights.
+    /// Rotates and quantises index queries, and multiplies the heads' weights by the scales of the
+    /// queries.
     ///
     /// # Errors
     ///
@@ -193,10 +197,10 @@ pub trait IndexDevice: Device {
         queries: IndexQueries<'_, Self>,
     ) -> Result<()>;
 
-    /// Scores what each token sees, by quantised `queries` and the `weights` of their heads, as
-    /// [`IndexQueries`] has them: `logits` is f32 `[1, T, columns]` with unit columns, one
-    /// column for each position of the token's request, or each pool of K whose tokens it sees.
-    /// Columns of what a token does not see are left alone.
+    /// Scores the positions that each token sees, from quantised `queries` and the `weights` of
+    /// their heads, as [`IndexQueries`] describes them. `logits` is f32 `[1, T, columns]` with
+    /// adjacent columns. There is one column for each position of the token's request, or for each
+    /// pool of K tokens that the token sees completely. Other columns stay unchanged.
     ///
     /// # Errors
     ///
@@ -214,14 +218,14 @@ pub trait IndexDevice: Device {
         logits: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// Writes the slots of the largest logits of each row, in pages of `page_size` tokens, in
-    /// ascending order of position and with −1 behind them: `slots` is `[T, width]` i32, row-major
-    /// without gaps. The choice is exact, and among equal
-    /// logits the lower position comes first. Columns that a token does not see may hold anything.
+    /// Writes the slots of the largest logits of each row, in pages of `page_size` tokens. `slots`
+    /// is `[T, width]` i32, row-major without gaps. The slots are in ascending order of position,
+    /// followed by −1. The choice is exact; among equal logits the lower position is chosen first.
+    /// Columns that a token does not see may hold anything.
     ///
-    /// With pools of K, a list has the K tokens of each pool that is chosen, −1 up to column
-    /// `width - K + 1`, and from there on the tokens of the last pool that is not complete, and −1
-    /// behind them.
+    /// With pools of K tokens, a list first has the K tokens of each chosen pool, followed by −1 up
+    /// to column `width - K + 1`. From there on it has the tokens of the last, incomplete pool,
+    /// followed by −1.
     ///
     /// # Errors
     ///
@@ -239,7 +243,7 @@ pub trait IndexDevice: Device {
 }
 
 impl<D: IndexDevice> IndexKeys<'_, D> {
-    /// Refuses what does not fit; the number of tokens.
+    /// Checks the call, and returns the number of tokens.
     ///
     /// # Errors
     ///
@@ -282,11 +286,11 @@ impl<D: IndexDevice> IndexKeys<'_, D> {
 }
 
 impl<D: IndexDevice> IndexQueries<'_, D> {
-    /// Refuses what does not fit; the number of tokens.
+    /// Checks the call, and returns the number of tokens.
     ///
     /// # Errors
     ///
-    /// If a shape or a dtype disagrees with the configuration, or the room is too small.
+    /// If a shape or a dtype disagrees with the configuration, or if a destination is too small.
     pub fn check(&self, config: &IndexerConfig) -> Result<usize> {
         config.check()?;
         check_pools::<D>(config.dims.pool)?;
@@ -314,7 +318,7 @@ fn check_queries<D: Device>(
     weights: &TensorRef<'_, D>,
     [tokens, heads, width]: [usize; 3],
 ) -> Result<()> {
-    // No memory has the number of bytes at which this saturates.
+    // The product may saturate, but no memory has that number of bytes.
     let needed = tokens.saturating_mul(heads).saturating_mul(width);
     if bytes < needed {
         let accepted = format!("{needed}, for [{tokens}, {heads}, {width}] e4m3");
@@ -347,7 +351,8 @@ fn check_rotary<D: Device>(
     rotary.check(tokens, config.dims.rope as usize)
 }
 
-/// Refuses gates and a table of pools that are not the indexer's, and their absence.
+/// Refuses gates and a table that do not fit the indexer's pools. Also refuses their absence if
+/// keys are pooled.
 pub(super) fn check_gates<D: Device>(
     config: &IndexerConfig,
     given: Option<&[TensorRef<'_, D>; 2]>,
@@ -369,7 +374,7 @@ pub(super) fn check_gates<D: Device>(
     }
 }
 
-/// Refuses pools of keys on a device that has none.
+/// Refuses pooled keys on a device that does not support them.
 pub(super) fn check_pools<D: IndexDevice>(pool: u32) -> Result<()> {
     match pool {
         1 => Ok(()),
@@ -383,13 +388,13 @@ pub(super) fn check_pools<D: IndexDevice>(pool: u32) -> Result<()> {
 }
 
 impl<D: IndexDevice> IndexRows<'_, D> {
-    /// Refuses logits that are not those of these rows; the number of columns.
+    /// Checks that the logits fit these rows, and returns the number of columns.
     ///
     /// # Errors
     ///
-    /// If the shape or dtype is another, columns have gaps, or there are fewer columns than the
-    /// batch may see; if the batch's arrays do not have the lengths that its block table needs, or
-    /// there are rows and no request.
+    /// If the shape or dtype differs, if columns have gaps, or if there are fewer columns than the
+    /// batch may see. Also if the batch's arrays do not have the lengths that its block table
+    /// needs, or if there are rows but no request.
     pub fn check(&self, logits: &TensorRef<'_, D>) -> Result<usize> {
         self.batch.check_lens()?;
         check_pools::<D>(self.pool)?;
@@ -412,11 +417,11 @@ impl<D: IndexDevice> IndexRows<'_, D> {
         Ok(columns)
     }
 
-    /// Refuses quantised queries that are not those of these rows.
+    /// Checks that quantised queries fit these rows.
     ///
     /// # Errors
     ///
-    /// If there are fewer bytes, or the weights have another shape, dtype or strides.
+    /// If there are too few bytes, or if the weights have another shape, dtype or strides.
     pub fn check_queries(
         &self,
         dims: IndexDims,
@@ -424,7 +429,7 @@ impl<D: IndexDevice> IndexRows<'_, D> {
         weights: &TensorRef<'_, D>,
     ) -> Result<()> {
         let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
-        // Memory does not bound the width of no heads.
+        // Without heads, the width may be anything.
         if heads == 0 {
             return Err(Error::argument("index_n_heads", 0, "1 and up"));
         }
@@ -432,12 +437,12 @@ impl<D: IndexDevice> IndexRows<'_, D> {
         check_queries("index queries", bytes, weights, shape)
     }
 
-    /// Refuses lists of `width` slots that are not those of these rows; the bytes that they take.
+    /// Checks that lists of `width` slots fit these rows, and returns the bytes that they take.
     ///
     /// # Errors
     ///
-    /// If the width is 0 or not that of whole pools, there are fewer bytes than the lists take, or
-    /// the device has no such pools.
+    /// If the width is 0 or does not fit whole pools, if there are too few bytes for the lists, or
+    /// if the device does not support such pools.
     pub fn check_lists(&self, bytes: usize, width: usize) -> Result<usize> {
         check_pools::<D>(self.pool)?;
         let (tokens, pool) = (self.tokens.len(), self.pool as usize);

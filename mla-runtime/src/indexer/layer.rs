@@ -1,4 +1,4 @@
-//! A sparse layer that has an indexer: from both caches' new rows to the output.
+//! A sparse layer with its own indexer, from new rows of both caches to the output.
 
 use super::device::IndexDevice;
 use super::select::{IndexCall, Indexer};
@@ -15,19 +15,19 @@ where
     P::Device: IndexDevice,
     D: DecodeStage<Device = P::Device>,
 {
-    /// Runs a layer with its own indexer for the prepared step: writes the rows of both caches, in
-    /// one launch if the device can, makes the lists, and attends to what they name. Only
-    /// enqueues. The call's `slot_lists` are not looked at.
+    /// Runs a layer with its own indexer for the prepared step. It writes the rows of both caches,
+    /// in one launch if the device can, makes the lists, and attends to their slots. It only
+    /// enqueues. The call's `slot_lists` are ignored.
     ///
     /// The result is that of [`Indexer::select`], [`IndexerWorkspace::lists`] and
-    /// [`forward`](Self::forward); layers that share the lists go on with the latter two.
+    /// [`forward`](Self::forward). Layers that share the lists then need only the latter two.
     ///
     /// # Errors
     ///
-    /// The errors of [`Indexer::select`] and [`forward`](Self::forward). Tensors of `call` that do
-    /// not fit the prepared step are refused before anything is enqueued. A LayerNorm of another
-    /// width, and lists or a `dense_within` that the decode backend does not take, are refused when
-    /// some of the work is enqueued: both caches may be written then.
+    /// The errors of [`Indexer::select`] and [`forward`](Self::forward). If tensors of `call` do
+    /// not fit the prepared step, nothing is enqueued. Some errors occur after part of the work is
+    /// enqueued, and both caches may then be written. These are a LayerNorm of another width, and
+    /// lists or a `dense_within` that the decode backend does not support.
     pub fn forward_selecting(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -40,8 +40,8 @@ where
         self.check_order(workspace)?;
         self.check_tensors(workspace, &call)?;
         indexer.check(workspace, lists, &index)?;
-        // The projection first, which is the longest of what comes before the logits: the queries
-        // can then be quantised beside the writes.
+        // The projection comes first, because it takes longest of the work before the logits. The
+        // queries can then be quantised together with the writes.
         let (queries, first) = (index.queries(), indexer.first_scored(workspace, lists)?);
         if !first.is_empty() {
             self.device()
@@ -69,7 +69,7 @@ where
         self.device().profile_range(c"mla: select slots", || {
             indexer.select_written(workspace, lists, &index, first)
         })?;
-        // While the selection, which keeps few SMs busy, is running.
+        // This runs concurrently with the selection, which keeps only few SMs busy.
         self.device().profile_range(c"mla: absorb queries", || {
             self.enqueue_absorbed_queries(workspace, &mut call, Absorbing::Ready)
         })?;
@@ -78,7 +78,7 @@ where
         self.device().profile_range(c"mla: attend absorbed", || {
             self.enqueue_absorbed_attention(workspace, &mut call)
         })?;
-        // Dense requests may be there.
+        // There may be dense requests.
         self.device().profile_range(c"mla: attend expanded", || {
             self.enqueue_expanded(workspace, &mut call)
         })

@@ -1,9 +1,11 @@
-//! The lightning indexer of sparse attention: which cached tokens each query token attends to.
+//! The indexer of sparse attention, which chooses the cached tokens that each query token attends
+//! to.
 //!
-//! DeepSeek-V3.2 and GLM-5 score every cached token for every query token with a small attention of
-//! its own, and attend to the `topk` tokens of the highest scores. Beside the layer's cache stands
-//! an [index cache](IndexCacheLayout) of one quantised key per token. With index heads h, index
-//! keys of D values of which the first R are rotary, and a token t of a request:
+//! DeepSeek-V3.2 and GLM-5 score every cached token for every query token, with a small attention
+//! of its own. They attend to the `topk` tokens with the highest scores. In addition to the layer's
+//! cache there is an [index cache](IndexCacheLayout) with one quantised key per token. Index heads
+//! are numbered h, and t is a token of a request. Index keys have D values, and the first R of them
+//! are rotary:
 //!
 //! ```text
 //! key      k[t]      = quantise(H(rope(LayerNorm(W_k · x[t]))))            [D] e4m3, one f32 scale
@@ -14,22 +16,24 @@
 //! ```
 //!
 //! (DeepSeek-V3.2-Exp, `inference/model.py`.) LayerNorm has a weight and a bias. H is a Hadamard
-//! transform divided by √D, or nothing: since it is orthogonal it changes the quantisation alone,
-//! but a cache that was written with it has to be read with it. A scale is the smallest power of
-//! two that is not below max(|x|, 1e-4) / 448. Values are rounded once, when they are quantised.
+//! transform divided by √D, or nothing. The transform is orthogonal, so it changes only the effect
+//! of quantisation. A cache that was written with it must be read with it. A scale is the smallest
+//! power of two that is at least max(|x|, 1e-4) / 448. Values are rounded once, when they are
+//! quantised.
 //!
-//! # What a list is
+//! # Contents of a list
 //!
-//! The selection is exact and deterministic, given the logits: the `topk` largest, and among equal
-//! ones those of the lowest positions. −0 equals +0, −inf is the smallest number, and NaN ranks
-//! below it. A token that sees no more than `topk` tokens gets them all. A list is in ascending
-//! order of position, with −1 behind its last entry, and serves every head; the layers that
-//! [share](crate::model::ModelConfig::list_source) it, too.
+//! For given logits, the selection is exact and deterministic. It takes the `topk` largest logits,
+//! and among equal ones those of the lowest positions. −0 equals +0, −inf is the smallest number,
+//! and NaN ranks below it. If a token sees at most `topk` tokens, its list has them all. A list is
+//! in ascending order of position, with −1 after its last entry. All heads use the same list, and
+//! so do the layers that [share](crate::model::ModelConfig::list_source) it.
 //!
 //! # Pools
 //!
-//! GLM-5.3-Flash has one key for each K tokens of a request, positions K·j to K·j + K − 1. With a
-//! gate `g[t]` = W_g · `x[t]` and a table a `[K, D]`, of each value by itself:
+//! GLM-5.3-Flash has one key for every K tokens of a request, at the positions K·j to K·j + K − 1.
+//! There is a gate `g[t]` = W_g · `x[t]`, and a table a `[K, D]`. The softmax is separate for each
+//! of the D values:
 //!
 //! ```text
 //! key      k[t]      = LayerNorm(W_k · x[t])                               [D] bf16
@@ -39,9 +43,9 @@
 //!          tokens of the last pool that is not complete
 //! ```
 //!
-//! Keys and gates are rounded to bf16, and so is a row before and behind H. A pool lies within a
-//! page, whose [tail](IndexCacheLayout::tail_at) keeps the keys and gates of its last tokens, so a
-//! page may be shared or copied as any other.
+//! Keys and gates are rounded to bf16. Rows are also rounded to bf16 before and after H. A pool
+//! lies within a page. The page's [tail](IndexCacheLayout::tail_at) has the keys and gates of its
+//! last tokens, so a page may be shared or copied like any other.
 //!
 //! # Objects
 //!
@@ -51,11 +55,11 @@
 //! | [`IndexerWorkspace`] | once per engine | the scratch of a selection, and the lists that it made |
 //! | [`IndexCall`] | per layer and step | views of the engine's own tensors |
 //!
-//! [`Indexer::select`] writes the new tokens' index keys and makes the lists of a step that a
-//! layer's [`Workspace`](crate::layer::Workspace) was prepared for. The layer takes them as
-//! [`LayerCall::slot_lists`](crate::layer::LayerCall::slot_lists). It only enqueues, as the layer
-//! does. [`MlaLayer::forward_selecting`](crate::layer::MlaLayer::forward_selecting) does both in
-//! one call. A device that can do it implements [`IndexDevice`].
+//! [`Indexer::select`] writes the new tokens' index keys, and makes the lists of the step for which
+//! a layer's [`Workspace`](crate::layer::Workspace) was prepared. The layer takes them as
+//! [`LayerCall::slot_lists`](crate::layer::LayerCall::slot_lists). The call only enqueues, as the
+//! layer does. [`MlaLayer::forward_selecting`](crate::layer::MlaLayer::forward_selecting) does both
+//! in one call. A device with these operations implements [`IndexDevice`].
 
 mod cache;
 mod device;

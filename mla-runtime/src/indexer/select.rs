@@ -1,4 +1,4 @@
-//! The indexer's step: makes lists from index keys and queries.
+//! The indexer's part of a step: makes lists from index keys and queries.
 
 use std::ops::Range;
 
@@ -27,10 +27,10 @@ pub struct Indexer<D> {
 /// One selection: views of the engine's tensors, for the T tokens of the prepared step.
 #[non_exhaustive]
 pub struct IndexCall<'a, D: Device> {
-    /// The latent of the queries, normalised, as the layer's own query projection takes it: `[T, 1,
-    /// Q]`.
+    /// The normalised latent of the queries, which is also the input of the layer's own query
+    /// projection: `[T, 1, Q]`.
     pub query_latent: TensorRef<'a, D>,
-    /// W_qb of the indexer: `[1, Q, heads · D]`.
+    /// The indexer's W_qb: `[1, Q, heads · D]`.
     pub query_weights: TensorRef<'a, D>,
     /// The new tokens' index keys W_k · x, neither normalised nor rotated, of any dtype: `[T, 1,
     /// D]`.
@@ -39,18 +39,18 @@ pub struct IndexCall<'a, D: Device> {
     pub norm: [TensorRef<'a, D>; 2],
     /// The heads' weights W_w · x, of any dtype: `[T, 1, heads]`.
     pub head_weights: TensorRef<'a, D>,
-    /// The rotation of keys and queries, `None` if the model has none: the tables of the layer's
-    /// own. Its pairing of elements is ignored: the indexer's configuration has it.
+    /// The rotation of keys and queries by the layer's own tables; `None` if the model has none.
+    /// Its pairing of elements is ignored, because the indexer's configuration has its own.
     pub rotary: Option<Rotary<'a, D>>,
     /// The layer's index cache.
     pub cache: IndexCacheMut<'a, D>,
-    /// If keys are pooled, the gates of the new tokens, `[T, 1, D]`, and the table of a pool's
-    /// places, `[1, K, D]`, as in [`IndexKeys`].
+    /// The gates of the new tokens, `[T, 1, D]`, and the table of a pool's positions, `[1, K, D]`,
+    /// as in [`IndexKeys`]. They must be present if keys are pooled.
     pub pool: Option<[TensorRef<'a, D>; 2]>,
 }
 
 impl<'a, D: Device> IndexCall<'a, D> {
-    /// A call without a rotation: the shapes are those of the fields.
+    /// A call without a rotation. The fields describe the shapes.
     pub const fn new(
         [query_latent, query_weights]: [TensorRef<'a, D>; 2],
         keys: TensorRef<'a, D>,
@@ -75,7 +75,7 @@ impl<'a, D: Device> IndexCall<'a, D> {
         with_pool(pool: [TensorRef<'a, D>; 2]);
     }
 
-    /// Returns the inputs of its queries.
+    /// Returns the inputs of the index queries.
     pub(crate) fn queries(&self) -> Queries<'a, D> {
         Queries {
             latent: self.query_latent.shorten(),
@@ -86,7 +86,7 @@ impl<'a, D: Device> IndexCall<'a, D> {
     }
 }
 
-/// The inputs of index queries: the fields of [`IndexCall`] that nothing writes.
+/// The inputs of index queries. These are the fields of [`IndexCall`] that are only read.
 pub(crate) struct Queries<'a, D: Device> {
     latent: TensorRef<'a, D>,
     weights: TensorRef<'a, D>,
@@ -95,7 +95,7 @@ pub(crate) struct Queries<'a, D: Device> {
 }
 
 impl<D: IndexDevice> Indexer<D> {
-    /// An indexer beside a layer of `problem`.
+    /// An indexer for a layer of `problem`.
     ///
     /// # Errors
     ///
@@ -122,11 +122,12 @@ impl<D: IndexDevice> Indexer<D> {
     }
 
     /// Writes the new tokens' index keys to the cache, and makes the list of every new token on the
-    /// absorbed path. Only enqueues. The lists are then [`IndexerWorkspace::lists`].
+    /// absorbed path. The call only enqueues. Afterwards [`IndexerWorkspace::lists`] returns the
+    /// lists.
     ///
     /// # Errors
     ///
-    /// If the call does not fit the prepared step or the indexer, or the device fails.
+    /// If the call does not fit the prepared step or the indexer, or if the device fails.
     pub fn select<P, B>(
         &self,
         workspace: &Workspace<P, B>,
@@ -149,8 +150,8 @@ impl<D: IndexDevice> Indexer<D> {
         })
     }
 
-    /// The tokens that are scored first, as many as the workspace has rows for; none if nothing
-    /// need be scored.
+    /// The tokens that are scored first, limited by the workspace's rows; empty if nothing needs a
+    /// score.
     pub(crate) fn first_scored<P, B>(
         &self,
         workspace: &Workspace<P, B>,
@@ -167,8 +168,8 @@ impl<D: IndexDevice> Indexer<D> {
         Ok(0..tokens.min(own.rows().max(1)))
     }
 
-    /// The lists of a step whose index keys are written, and the queries of the tokens `quantised`
-    /// there.
+    /// Makes the lists of a step whose index keys have been written. The queries of the tokens in
+    /// `quantised` have been quantised, too.
     pub(crate) fn select_written<P, B>(
         &self,
         workspace: &Workspace<P, B>,
@@ -181,7 +182,8 @@ impl<D: IndexDevice> Indexer<D> {
         B: DecodeStage<Device = D>,
     {
         let tokens = workspace.tokens();
-        // A chunk of tokens at a time, whose logits fit. Tokens on the expanded path need no lists.
+        // Tokens are processed in groups whose logits fit. Tokens on the expanded path need no
+        // lists.
         let listed = workspace.absorbed_tokens();
         for first in (0..listed).step_by(own.rows().max(1)) {
             let chunk = first..listed.min(first + own.rows().max(1));
@@ -246,14 +248,14 @@ impl<D: IndexDevice> Indexer<D> {
         let scored = self.scores(&batch);
         let rows = IndexRows::new(batch, tokens.clone()).with_pool(dims.pool);
         // SAFETY: `score` enqueues the queries and the logits, and the selection follows here. The
-        // arrays are the workspace's, which nothing but `prepare` writes.
+        // arrays belong to the workspace, and only `prepare` writes them.
         let rows = unsafe { rows.with_in_turn(scored) };
         let columns = own.needs.columns as usize;
         let logits = Layout::contiguous(DType::F32, [1, tokens.len(), columns]);
         if scored {
             self.score(own, call, &rows, logits)?;
         }
-        // The lists lie behind the logits.
+        // The lists come after the logits.
         let width = dims.list_width() as usize;
         let at = own.plan.range(RegionName::SlotLists).start + tokens.start * width * 4;
         let regions = own.plan.range(RegionName::IndexLogits);
@@ -265,13 +267,12 @@ impl<D: IndexDevice> Indexer<D> {
             .select_slots(logits, &rows, page_size, slots, width)
     }
 
-    /// Returns true if tokens are scored: where none sees more than a list holds, no score is
-    /// needed.
+    /// Returns true if tokens need scores. If no token sees more than a list can hold, they do not.
     fn scores(&self, batch: &DecodeBatch<'_, D>) -> bool {
         batch.max_seq_len > self.config.dims.topk as usize
     }
 
-    /// W_qb · q_latent of these tokens.
+    /// Computes W_qb · q_latent of these tokens.
     pub(crate) fn project(
         &self,
         own: &mut IndexerWorkspace<D>,
@@ -295,7 +296,7 @@ impl<D: IndexDevice> Indexer<D> {
         )
     }
 
-    /// Calls `quantise` with these tokens' queries, which are projected, and with where they go.
+    /// Calls `quantise` with the projected queries of these tokens and with their destination.
     pub(crate) fn with_queries(
         &self,
         own: &mut IndexerWorkspace<D>,
@@ -327,7 +328,7 @@ impl<D: IndexDevice> Indexer<D> {
         quantise(queries.with_rotary(rotary))
     }
 
-    /// The logits of rows whose queries are quantised.
+    /// Computes the logits of rows whose queries have been quantised.
     fn score(
         &self,
         own: &mut IndexerWorkspace<D>,
@@ -445,7 +446,8 @@ impl<D: IndexDevice> Indexer<D> {
         check_gates(&self.config, call.pool.as_ref(), tokens)
     }
 
-    /// `pages_end` is one more than the last page of the step's block tables.
+    /// Checks the index cache. `pages_end` is one more than the largest page number in the step's
+    /// block tables.
     fn check_cache(&self, pages_end: usize, call: &IndexCall<'_, D>) -> Result<()> {
         let width = self.config.dims.width as usize;
         let cache = call.cache.layout();
@@ -484,8 +486,8 @@ impl<D: Device> Indexer<D> {
         &self.config
     }
 
-    /// Returns the memory of an indexer workspace, of one layer's cache of `pages` pages, and of
-    /// `layers` index caches of as many pages.
+    /// Plans the memory of an indexer workspace, of one layer's cache with `pages` pages, and of
+    /// `layers` index caches with the same number of pages.
     ///
     /// # Errors
     ///
@@ -495,11 +497,11 @@ impl<D: Device> Indexer<D> {
         memory::plan(&needs.with_indexer(self.config.dims, limits, layers)?)
     }
 
-    /// Allocates the scratch and the lists of steps within `limits`, to be shared by all layers.
+    /// Allocates the scratch and the lists of steps within `limits`. All layers share them.
     ///
     /// # Errors
     ///
-    /// If a limit is out of range, or the device has not as much memory left.
+    /// If a limit is out of range, or if the device has too little free memory.
     pub fn workspace(&self, limits: &StepLimits) -> Result<IndexerWorkspace<D>> {
         let plan = self.memory_plan(limits, 1, 0)?;
         let needs = IndexNeeds::of(self.config.dims, limits, self.problem.page_size)?;

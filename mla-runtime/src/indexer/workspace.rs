@@ -1,4 +1,4 @@
-//! The memory that the indexers of an engine share: scratch, and the lists of the present step.
+//! The memory that the indexers of an engine share: scratch, and the lists of the current step.
 
 use crate::backend::{DecodeStage, PrefillStage, SlotLists};
 use crate::device::Device;
@@ -9,14 +9,14 @@ use crate::plan::memory::{MemoryPlan, RegionName};
 use crate::tensor::ArrayRef;
 use crate::{Error, Result};
 
-/// The scratch of an engine's indexers and their lists: made once, used by one layer after the
-/// other.
+/// The scratch of an engine's indexers, and their lists. It is made once and used by one layer
+/// after another.
 pub struct IndexerWorkspace<D: Device> {
     pub(super) buffer: D::Buffer,
     pub(super) needs: IndexNeeds,
     /// The dtype of projected queries.
     pub(super) dtype: DType,
-    /// The place of each tensor in the buffer.
+    /// The location of each tensor in the buffer.
     pub(super) plan: MemoryPlan,
     /// The workspace and the step that the lists are for.
     selected: Option<Selected>,
@@ -49,22 +49,22 @@ impl<D: Device> IndexerWorkspace<D> {
         })
     }
 
-    /// Returns the plan of what was allocated, without a cache.
+    /// Returns the plan of the allocated memory, without a cache.
     pub fn plan(&self) -> &MemoryPlan {
         &self.plan
     }
 
-    /// The bytes of the buffer: the plan's `indexer_bytes`.
+    /// The size of the buffer in bytes: the plan's `indexer_bytes`.
     pub fn allocated_bytes(&self) -> usize {
         D::byte_len(D::bytes(&self.buffer))
     }
 
-    /// The query tokens that are scored at a time.
+    /// The number of query tokens that are scored at a time.
     pub fn rows(&self) -> usize {
         self.needs.rows as usize
     }
 
-    /// The lists of the last selection, for the layer that made them and those that share them.
+    /// The lists of the last selection, for the layer that made them and for those that share them.
     ///
     /// # Errors
     ///
@@ -96,7 +96,7 @@ impl<D: Device> IndexerWorkspace<D> {
         Ok(SlotLists::new(slots, width))
     }
 
-    /// Drops the lists: there are none until the next selection.
+    /// Drops the lists. There are none until the next selection.
     pub(crate) fn forget(&mut self) {
         self.selected = None;
     }

@@ -1,4 +1,4 @@
-//! The absorbed path: every head attends to the cache's own rows.
+//! The absorbed path: every head attends to the rows of the cache itself.
 
 use super::arena::Arena;
 use super::staged::StagedStep;
@@ -10,16 +10,17 @@ use crate::plan::memory::RegionName;
 use crate::spec::QueryFormat;
 use crate::tensor::{ArrayRef, Memory, TensorMut, TensorRef};
 
-/// The work that goes with the absorption of queries.
+/// The work that is combined with the absorption of queries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Absorbing {
     /// The cache write of all tokens.
     Writing,
-    /// Nothing.
+    /// No other work.
     Alone,
-    /// Nothing, if the product comes directly behind the selection of a sparse layer. The selection
-    /// begins only when the work that made the call's queries, or read the absorbed ones of the
-    /// layer before, is done, and it accesses neither ([`Device::gemm_ready`]).
+    /// No other work. The product is enqueued directly after the selection of a sparse layer. That
+    /// selection waits for the work that made the call's queries. It also waits for the attention
+    /// of the previous layer, which reads the absorbed queries. The selection itself accesses
+    /// neither of these tensors ([`Device::gemm_ready`]).
     Ready,
 }
 
@@ -34,7 +35,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.enqueue_absorbed_attention(workspace, call)
     }
 
-    /// Enqueues the absorbed queries, with which attention begins.
+    /// Enqueues the absorption of the queries. Attention needs it first.
     pub(crate) fn enqueue_absorbed_queries(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -56,8 +57,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.enqueue_queries(step, arrays, call, queries, absorbing)
     }
 
-    /// Attention of the absorbed queries, which are there, to the cache, and the product with W_UV.
-    /// The call was [checked](MlaLayer::check) against the prepared step.
+    /// Enqueues attention of the absorbed queries to the cache, and then the product with W_UV. The
+    /// queries have already been absorbed, and the call was [checked](MlaLayer::check) against the
+    /// prepared step.
     pub(crate) fn enqueue_absorbed_attention(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -101,17 +103,16 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             sinks: call.sinks.as_ref().map(ArrayRef::shorten),
             query_scales: step.query_scales::<P::Device>(arrays, 0..tokens)?,
         };
-        // SAFETY: the contract of a call, which the caller's check of the call, those of the plan
-        // and `StagedStep::check_limits` establish. Starts: `StagedStep::write_arrays` adds up the
-        // absorbed requests' tokens from 0, whose sum is `tokens` and whose largest is
-        // `max_query_len`, at most the limit of the state. Lengths and pages: the plan holds
-        // lengths to each request's pages and entries in use to 0 and above, `check_limits` holds
-        // lengths to the table's room, `StagedStep::stage_lens` makes `max_seq_len` their maximum,
-        // and `check` held the cache to `pages_end`. The host's
-        // numbers are those that were staged. State and metadata are of this workspace, which
-        // `check` held to the layer's device and problem and `check_prepared` to a step whose
-        // `prepare` succeeded. Arrays and scratch are the workspace's own memory, on the layer's
-        // device.
+        // SAFETY: the contract of a call. The checks of the call, those of the plan, and
+        // `StagedStep::check_limits` establish it. Starts: `StagedStep::write_arrays` adds up the
+        // absorbed requests' tokens from 0. Their sum is `tokens`, and their largest is
+        // `max_query_len`, at most the limit of the state. Lengths and pages: the plan limits
+        // lengths to each request's pages, and entries in use to 0 and above. `check_limits` limits
+        // lengths to the capacity of the table, `StagedStep::stage_lens` makes `max_seq_len` their
+        // maximum, and `check` compared the cache with `pages_end`. The host's numbers are those
+        // that were staged. State and metadata belong to this workspace. `check` compared it with
+        // the layer's device and problem, and `check_prepared` made sure that the step's `prepare`
+        // succeeded. Arrays and scratch are the workspace's own memory, on the layer's device.
         unsafe {
             self.decode.decode(
                 &self.device,
@@ -140,8 +141,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         [tokens, heads, self.query_width(call)]
     }
 
-    /// Returns the width of a row of absorbed queries: a cache write puts rotated ones beside the
-    /// latent ones, whatever format the backend asks for.
+    /// Returns the width of a row of absorbed queries. A cache write with rotation puts the rotary
+    /// part after the latent part, whatever format the backend needs.
     fn query_width(&self, call: &LayerCall<'_, P::Device>) -> usize {
         let dims = self.config.problem.dims;
         let width = match self.decode.spec().query_format {
@@ -151,7 +152,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         width as usize
     }
 
-    /// `q_lat = q_nope · W_UK`, one product per head, to `to` `[T, H, width]`.
+    /// Computes `q_lat = q_nope · W_UK`, one product per head, into `to` `[T, H, width]`.
     fn enqueue_queries(
         &self,
         step: &StagedStep,
@@ -180,13 +181,13 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                     let (from, weights, to) = queries.product()?;
                     // SAFETY: the selection of the layer's lists was enqueued last, and begins when
                     // all before it is done. It reads logits and the step's arrays, and writes
-                    // lists: none of them is the call's query or the absorbed queries, which lie in
-                    // regions of the workspace of their own.
+                    // lists. None of these is the call's query or the absorbed queries, which have
+                    // their own regions of the workspace.
                     unsafe { self.device.gemm_ready(from, weights, to)? };
                 }
             }
         }
-        // A cache write that rotates has put rotated ones there.
+        // A cache write with rotation has already put the rotary parts there.
         if concatenated && !rotated {
             let [nope, latent] = self.widths();
             let (own, width) = (query.shape()[2], to.shape()[2]);
@@ -196,8 +197,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         Ok(())
     }
 
-    /// The queries in the backend's format, made of the call's `own` `[T, H, P+R]` and the
-    /// `absorbed` `[T, H, width]`, which also hold the rotary part if a cache write has rotated it.
+    /// The queries in the backend's format, from the call's `own` `[T, H, P+R]` and the `absorbed`
+    /// `[T, H, width]`. The latter also hold the rotary part if a cache write has rotated it.
     fn query<'a>(
         &self,
         own: TensorRef<'a, P::Device>,
@@ -218,7 +219,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         })
     }
 
-    /// P and L.
+    /// The widths P and L.
     fn widths(&self) -> [usize; 2] {
         let dims = self.config.problem.dims;
         [dims.head.nope, dims.latent].map(|n| n as usize)

@@ -1,4 +1,4 @@
-//! Regions of one buffer, handed out in the order in which they lie.
+//! Regions of one buffer, taken in the order of their offsets.
 
 use std::ops::Range;
 
@@ -19,8 +19,8 @@ impl<'a, D: Device> Arena<'a, D> {
         }
     }
 
-    /// The bytes of a region. Regions are taken in ascending order, empty ones at any time; one
-    /// that breaks this order, or lies outside the buffer, fails as slicing does.
+    /// Takes the bytes of a region. Regions are taken in ascending order; empty ones can be taken
+    /// at any time. A region out of order or outside the buffer panics, as slicing does.
     pub(crate) fn take(&mut self, region: &Range<usize>) -> D::BytesMut<'a> {
         let rest = self
             .rest

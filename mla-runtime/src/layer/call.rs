@@ -6,45 +6,48 @@ use crate::device::{CacheRows, Device};
 use crate::setters::options;
 use crate::tensor::{ArrayRef, CacheMut, LseMut, Rotary, TensorMut, TensorRef};
 
-/// One call of a layer: views of the engine's tensors, for the T tokens of the prepared step.
+/// One call of a layer: views of the engine's tensors for the T tokens of the prepared step.
 #[non_exhaustive]
 pub struct LayerCall<'a, D: Device> {
     /// The layer's weights.
     pub weights: Weights<'a, D>,
-    /// `[T, H, P+R]`. The rotary part is rotated already, unless `rotary` is given.
+    /// `[T, H, P+R]`. The rotary part must already be rotated, unless `rotary` is given.
     pub query: TensorRef<'a, D>,
     /// The new tokens' normalised latents, `[T, 1, L]`.
     pub latent: TensorRef<'a, D>,
-    /// The new tokens' rotary keys, `[T, 1, R]`: rotated already, unless `rotary` is given.
+    /// The new tokens' rotary keys, `[T, 1, R]`. They must already be rotated, unless `rotary` is
+    /// given.
     pub rope: TensorRef<'a, D>,
     /// The layer's cache.
     pub cache: CacheMut<'a, D>,
     /// `[T, H, V]`.
     pub out: TensorMut<'a, D>,
-    /// `[H, T]`, if the caller wants it. It is −inf for a token that attends to nothing.
+    /// `[H, T]`, if the caller needs the log-sum-exp. It is −inf for a token that attends to
+    /// nothing.
     pub lse: Option<LseMut<'a, D>>,
-    /// The slots that each token attends to: given if the problem is sparse, and only then.
-    /// An [`Indexer`](crate::indexer::Indexer) makes them.
+    /// The slots that each token attends to. They must be given if the problem is sparse, and
+    /// absent otherwise. An [`Indexer`](crate::indexer::Indexer) makes them.
     pub slot_lists: Option<SlotLists<'a, D>>,
     /// A score for each head that takes part in the softmax without a value, as in
-    /// [`DecodeCall::sinks`](crate::backend::DecodeCall::sinks). On the expanded path it takes a
+    /// [`DecodeCall::sinks`](crate::backend::DecodeCall::sinks). On the expanded path, sinks take a
     /// device that [scales outputs](Device::scales_outputs).
     pub sinks: Option<ArrayRef<'a, D, f32>>,
-    /// The output's gate before its sigmoid, `[T, H, V]` or, one for each head, `[T, H, 1]`, in
-    /// the problem's dtype: outputs are multiplied by `1 / (1 + e^(−gate))`. Its tokens are in the
-    /// order of the step, as those of lists are:
-    /// [`MlaLayer::pack_rows`](super::MlaLayer::pack_rows) brings other rows into it. It takes a
-    /// device that [scales outputs](Device::scales_outputs).
+    /// The output's gate before its sigmoid, in the problem's dtype: `[T, H, V]`, or `[T, H, 1]`
+    /// with one value per head. Outputs are multiplied by `1 / (1 + e^(−gate))`. Like lists of
+    /// slots, the gate's tokens are in the order of the step.
+    /// [`MlaLayer::pack_rows`](super::MlaLayer::pack_rows) brings other rows into this order. A
+    /// gate takes a device that [scales outputs](Device::scales_outputs).
     pub gate: Option<TensorRef<'a, D>>,
-    /// The rotation of queries and keys, which the cache write then does on its way: for steps
-    /// whose tokens are all on the absorbed path. (The expanded path reads rotated tensors of its
-    /// own.) [`MlaLayer::forward_unrotated`](super::MlaLayer::forward_unrotated) takes any step.
+    /// The rotation of queries and keys, which the cache write then applies. It is for steps whose
+    /// tokens are all on the absorbed path. (The expanded path reads tensors that are already
+    /// rotated.) [`MlaLayer::forward_unrotated`](super::MlaLayer::forward_unrotated) accepts any
+    /// step.
     pub rotary: Option<Rotary<'a, D>>,
 }
 
 impl<'a, D: Device> LayerCall<'a, D> {
-    /// A call without a log-sum-exp, slot lists, sinks, a gate and a rotation: the shapes are those
-    /// of the fields.
+    /// A call without a log-sum-exp, slot lists, sinks, a gate or a rotation. The fields describe
+    /// the shapes.
     pub const fn new(
         weights: Weights<'a, D>,
         query: TensorRef<'a, D>,
@@ -77,7 +80,7 @@ impl<'a, D: Device> LayerCall<'a, D> {
 }
 
 impl<D: Device> LayerCall<'_, D> {
-    /// Returns the rows that the cache write takes, to these slots and from these positions.
+    /// Returns the rows for the cache write, with these slots and these positions.
     pub(super) fn rows<'a>(
         &'a mut self,
         slots: ArrayRef<'a, D, i64>,

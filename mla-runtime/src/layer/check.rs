@@ -22,7 +22,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.check_lists(workspace, call.slot_lists.as_ref(), call.cache.layout())
     }
 
-    /// The same for a part of a layer, which takes the rows of the step's tokens alone, in order.
+    /// Refuses a call of a part of the layer that does not fit the prepared step. Such a call takes
+    /// only the rows of the step's tokens, in order.
     pub(super) fn check_packed(
         &self,
         workspace: &Workspace<P, D>,
@@ -32,7 +33,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.check_order(workspace)
     }
 
-    /// Refuses a step whose tensors have other rows than its tokens alone, in order.
+    /// Refuses a step whose tensors have other rows than those of its tokens in order.
     pub(crate) fn check_order(&self, workspace: &Workspace<P, D>) -> Result<()> {
         if workspace.step.is_packed() {
             return Ok(());
@@ -74,7 +75,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.device.check_tensor("gate", gate)
     }
 
-    /// Refuses what `field` asks for in a step with tokens on the expanded path, which does not do
+    /// Refuses a use of `field` in a step with tokens on the expanded path, which does not support
     /// it.
     fn check_absorbed_only(
         &self,
@@ -100,7 +101,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         cache: &CacheLayout,
     ) -> Result<()> {
         let step = &workspace.step;
-        // Tokens on the expanded path see all that there is.
+        // Tokens on the expanded path attend to all that they see.
         let tokens = [step.absorbed_tokens(), step.tokens()];
         if let Some(lists) = lists {
             self.check_lists_memory(lists)?;
@@ -123,8 +124,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.check_absorbed_only(workspace, "slot_lists.second", why)
     }
 
-    /// Refuses what does not fit the prepared step, but for lists of slots: an indexer has yet to
-    /// make them.
+    /// Refuses tensors that do not fit the prepared step. Lists of slots are not checked, because
+    /// an indexer has yet to make them.
     pub(crate) fn check_tensors(
         &self,
         workspace: &Workspace<P, D>,
@@ -164,7 +165,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     }
 
     /// Refuses tensors in memory that the device's work must not access. Lists are checked when
-    /// they are there.
+    /// they exist.
     pub(super) fn check_memory(&self, call: &LayerCall<'_, P::Device>) -> Result<()> {
         let device = &self.device;
         device.check_bytes("W_kv_b", call.weights.kv.bytes())?;
@@ -204,7 +205,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         device.check_bytes("slot_lists.second.slots", second.slots.bytes())
     }
 
-    /// Refuses tensors of other shapes and dtypes than `tokens` tokens of the problem have.
+    /// Refuses tensors whose shapes and dtypes are not those of `tokens` tokens of the problem.
     pub(super) fn check_shapes(
         &self,
         tokens: usize,
@@ -236,8 +237,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
     }
 
-    /// Refuses weights made for another configuration, also if other heads have the same number of
-    /// columns in all.
+    /// Refuses weights made for another configuration, even if other heads have the same total
+    /// number of columns.
     fn check_weights(&self, weights: &Weights<'_, P::Device>) -> Result<()> {
         let problem = &self.config.problem;
         let [heads, latent, nope, v] = [
@@ -263,7 +264,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         ))
     }
 
-    /// Refuses tensors that a backend or a product of the step would not take as they lie.
+    /// Refuses tensors whose layout a backend or a product of the step does not support.
     fn check_places(&self, step: &StagedStep, call: &LayerCall<'_, P::Device>) -> Result<()> {
         let (prefill, decode) = (self.prefill.spec(), self.decode.spec());
         let head = self.config.problem.dims.head;
@@ -281,7 +282,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             operand("W_kv_b", call.weights.queries)?;
             operand("W_kv_b", call.weights.values)?;
             operand("out", out.narrow(0, absorbed)?.transpose(0, 1))?;
-            // The device makes rotary parts of its own for other queries.
+            // If there is a rotation or another query format, the backend reads rotary parts that
+            // the device writes.
             if decode.query_format == QueryFormat::Split && call.rotary.is_none() {
                 let rope = query.narrow(2, nope..qk)?;
                 rope.require_aligned("query", decode.alignment as usize)?;
@@ -297,7 +299,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             operand("W_kv_b", call.weights.keys)?;
             operand("W_kv_b", call.weights.values)?;
             if prefill.key_layout == KeyLayout::Split {
-                // It has one head, from which no other is apart.
+                // The rotary part has one head, so the distance between heads does not matter.
                 let rope = call.rope.narrow(0, expanded.clone())?.broadcast(1, 1)?;
                 rope.require_aligned("rope", alignment)?;
             }

@@ -12,12 +12,11 @@ use crate::plan::memory::{MemoryPlan, RegionName};
 use crate::spec::KeyLayout;
 use crate::tensor::{ArrayRef, CacheRef, Layout, LseLayout, LseMut, Memory, TensorMut, TensorRef};
 
-/// Destination of expanded keys and values.
+/// The destination of expanded keys and values.
 ///
-/// A backend that takes keys and values per head as they come gets two views of one product with
-/// the whole of `W_kv_b`. For a backend that wants keys packed, the product is done in two parts,
-/// each of which writes its columns where the backend reads them. Only the rotary part is copied
-/// afterwards, which every head's packed key repeats.
+/// A backend with split keys gets two views of one product with the whole of `W_kv_b`. For a
+/// backend with packed keys, the product has two parts. Each part writes its columns where the
+/// backend reads them. Afterwards only the rotary part is copied, into every head's packed key.
 enum ExpansionBuffers<'a, D: Device> {
     Together(D::BytesMut<'a>),
     Apart {
@@ -29,9 +28,9 @@ enum ExpansionBuffers<'a, D: Device> {
 /// Keys and values.
 type Expansion<'a, D> = (Keys<'a, D>, TensorRef<'a, D>);
 
-/// Memory of the expanded path, of a workspace's scratch.
+/// The expanded path's memory, in the scratch of a workspace.
 struct Buffers<'a, D: Device> {
-    /// Rows of the cache, gathered.
+    /// Gathered rows of the cache.
     latent: D::BytesMut<'a>,
     rope: D::BytesMut<'a>,
     expansion: ExpansionBuffers<'a, D>,
@@ -40,20 +39,21 @@ struct Buffers<'a, D: Device> {
     partial_lse: D::BytesMut<'a>,
 }
 
-/// The tokens of a call that take the expanded path: what they attend with, and where results go.
+/// The tokens of a call that take the expanded path: their inputs, and the destinations of the
+/// results.
 struct Tokens<'a, 'w, D: Device> {
     weights: &'a Weights<'w, D>,
     cache: CacheRef<'a, D>,
     query: TensorRef<'a, D>,
-    /// Their own latents and rotary keys.
+    /// The tokens' own latents and rotary keys.
     latent: TensorRef<'a, D>,
     rope: TensorRef<'a, D>,
     out: TensorMut<'a, D>,
-    /// Absent if the caller wants none, there is nothing to merge, and there are no sinks.
+    /// Absent if the caller does not need it, nothing must be merged, and there are no sinks.
     lse: Option<LseMut<'a, D>>,
 }
 
-/// A prepared step, and what the backend keeps for it.
+/// A prepared step, with the backend's state and metadata.
 struct Prepared<'a, P: PrefillStage> {
     step: &'a StagedStep,
     arrays: &'a <P::Device as Memory>::Buffer,
@@ -62,7 +62,7 @@ struct Prepared<'a, P: PrefillStage> {
 }
 
 impl<'a, P: PrefillStage> Prepared<'a, P> {
-    /// The factors of these tokens of the expanded path, if the problem has any.
+    /// The scale factors of these tokens of the expanded path, if the problem has any.
     fn query_scales(&self, tokens: Range<usize>) -> Result<Option<ArrayRef<'a, P::Device, f32>>> {
         let first = self.step.absorbed_tokens();
         let tokens = first + tokens.start..first + tokens.end;
@@ -95,7 +95,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let all = first..first + tokens;
         let lse = match &mut call.lse {
             Some(lse) => Some(lse.reborrow().tokens(all.clone())?),
-            // Without context there is one partial result, and nothing to merge it with.
+            // Without context there is only one partial result, so nothing is merged.
             None if step.context().is_empty() && call.sinks.is_none() => None,
             None => Some(LseMut::new(own_lse, LseLayout::heads_first(heads, tokens))?),
         };
@@ -123,7 +123,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
     }
 
-    /// The buffers, and one for a log-sum-exp that the caller does not want.
+    /// Returns the buffers. One is for a log-sum-exp that the caller does not need.
     fn buffers<'a>(
         &self,
         plan: &MemoryPlan,
@@ -149,7 +149,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         (buffers, take(RegionName::ExpandedLse))
     }
 
-    /// The new tokens among themselves, or with their context, all from the cache.
+    /// Attends new tokens to each other, or also to their context. In the latter case all keys come
+    /// from the cache.
     fn attend_to_new(
         &self,
         prepared: &mut Prepared<'_, P>,
@@ -200,26 +201,27 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.enqueue_prefill(attention, prepared)
     }
 
-    /// One attention of the prepared step, whose starts and lengths are those that it staged.
+    /// Enqueues one attention of the prepared step, with the starts and lengths that the step
+    /// staged.
     fn enqueue_prefill(
         &self,
         attention: PrefillCall<'_, P::Device>,
         prepared: &mut Prepared<'_, P>,
     ) -> Result<()> {
         // SAFETY: the contract of a call. Starts: `StagedStep::write_arrays` adds up the query and
-        // key lengths of the call's requests from 0. Their sums are the rows of its tensors, whose
-        // sizes the two callers give them, and their maxima `max_query_len` and `max_key_len`. The
-        // host's numbers are those that were staged. State and metadata are of the call's
-        // workspace, which the layer's `check` held to its device and problem, and to a step whose
-        // `prepare` succeeded. Arrays and scratch are the workspace's own memory, on the layer's
-        // device.
+        // key lengths of the call's requests from 0. Their sums are the numbers of rows of the
+        // tensors that the two callers pass, and their maxima are `max_query_len` and
+        // `max_key_len`. The host's numbers are those that were staged. State and metadata belong
+        // to the call's workspace. The layer's `check` compared it with the layer's device and
+        // problem, and made sure that the step's `prepare` succeeded. Arrays and scratch are the
+        // workspace's own memory, on the layer's device.
         unsafe {
             self.prefill
                 .prefill(&self.device, attention, prepared.state, prepared.metadata)
         }
     }
 
-    /// A chunk of their context, merged into what there is.
+    /// Attends to a chunk of the tokens' context, and merges the result into the earlier one.
     fn attend_to_chunk(
         &self,
         index: usize,
@@ -235,7 +237,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let rope =
             self.expand_cached(tokens, chunk.gather, latent, rope, &mut buffers.expansion)?;
         let (keys, values) = self.read_expansion(rope.as_ref(), &buffers.expansion)?;
-        // It is there in every call with context.
+        // Every call with context has a log-sum-exp.
         let Some(lse) = &mut tokens.lse else {
             return Ok(());
         };
@@ -304,8 +306,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.tensor(bytes, [1, rows, heads * width])
     }
 
-    /// Writes `[k_nope | v] = c · W_kv_b` of `latent` `[N, 1, L]` and `rope` `[N, 1, R]`, as the
-    /// backend wants them.
+    /// Writes `[k_nope | v] = c · W_kv_b` from `latent` `[N, 1, L]` and `rope` `[N, 1, R]`, in the
+    /// layout that the backend needs.
     fn write_expansion(
         &self,
         weights: &Weights<'_, P::Device>,
@@ -316,7 +318,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let problem = &self.config.problem;
         let head = problem.dims.head;
         let [heads, nope, v] = [problem.heads, head.nope, head.v].map(|n| n as usize);
-        // The latents are [1, N, L] from here on.
+        // From here on, latents are [1, N, L].
         let latent = latent.transpose(0, 1);
         let rows = latent.shape()[1];
         match expansion {
@@ -342,7 +344,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
     }
 
-    /// Returns the keys and values that were written, of the number of rows that `rope` has.
+    /// Returns the written keys and values, with the number of rows that `rope` has.
     fn read_expansion<'a>(
         &self,
         rope: TensorRef<'a, P::Device>,
@@ -372,7 +374,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         Ok((keys, values))
     }
 
-    /// The width of a head's key as the backend takes it.
+    /// The width of a head's key in the backend's layout.
     fn keys_width(&self) -> usize {
         let head = self.config.problem.dims.head;
         let width = match self.prefill.spec().key_layout {

@@ -1,5 +1,5 @@
-//! The MLA layer: from queries and new latent rows to attention outputs, on any device with any
-//! backends.
+//! The MLA layer, from queries and new latent rows to attention outputs. It runs on any device with
+//! any backends.
 //!
 //! A step's tokens take one of two paths. With q = [q_nope | q_rope] and a cache row [c | k_pe]:
 //!
@@ -21,16 +21,17 @@
 //! both        out          = out · sigmoid(gate)                  if there is a gate
 //! ```
 //!
-//! If the workspace has room for the rows of context and new tokens at the same time, and the cache
-//! holds rows in the format of the queries, the expanded path gathers both from the cache, and one
-//! causal attention takes the place of two and a merge. For a problem with
-//! [`BatchInvariant`](crate::spec::Feature::BatchInvariant) it does not, since the room depends on
-//! all requests; and each request's context is cut where it would be cut alone.
+//! In some steps the expanded path gathers both context and new tokens from the cache. One causal
+//! attention then replaces two attentions and a merge. This has two conditions: the workspace has
+//! room for all of these rows at the same time, and the cache holds rows in the format of the
+//! queries. For a problem with [`BatchInvariant`](crate::spec::Feature::BatchInvariant) it never
+//! happens, because the room depends on all requests. In such a problem each request's context is
+//! cut as if the request were alone.
 //!
-//! A new token's own rows enter the expanded path as they were given, and the absorbed path as the
-//! cache holds them, that is quantised if the cache is.
+//! The expanded path reads a new token's own rows from the tensors of the call. The absorbed path
+//! reads them from the cache, and so quantised if the cache is quantised.
 //!
-//! Four objects, by how long they live:
+//! Four objects have different lifetimes:
 //!
 //! | object | made | holds |
 //! |---|---|---|
@@ -40,20 +41,20 @@
 //! | [`LayerCall`] | per layer and step | views of the engine's own tensors: weights, queries, new rows, cache, outputs |
 //!
 //! [`MlaLayer::forward`] only enqueues: it allocates nothing, waits for nothing and reads nothing
-//! back. Its launches depend on the prepared step's counts (tokens and requests of the
-//! absorbed path, chunks) and on the longest length that it allows for; lengths, pages and slots
-//! are read on the device from arrays that never move. A step of decodes can therefore be captured
-//! into a graph, with [`max_len`](StepPlan::with_max_len) set to the max number of tokens that a
-//! request will have. It is replayed after another [`prepare`](Workspace::prepare) with the same
-//! number of requests, the same number of tokens, the same `max_len` and no longer request; a
-//! smaller batch is filled up with padding.
+//! back. Its launches depend on the prepared step's counts (tokens and requests of the absorbed
+//! path, chunks) and on the maximum length. The device reads lengths, pages and slots from arrays
+//! that never move. A step of decodes can therefore be captured into a graph. For this, set
+//! [`max_len`](StepPlan::with_max_len) to the maximum number of tokens that a request will have.
+//! The graph is replayed after another [`prepare`](Workspace::prepare) with the same number of
+//! requests, the same number of tokens, the same `max_len` and no longer request. A smaller batch
+//! is filled up with padding.
 //!
-//! The layer is one implementation for backends chosen by type ([`MlaLayer::of`]) and at run time
-//! ([`SelectedPrefill`] and [`SelectedDecode`] in [`MlaLayer::new`]).
+//! The layer is one implementation for backends chosen by type ([`MlaLayer::of`]) and for backends
+//! chosen at run time ([`SelectedPrefill`] and [`SelectedDecode`] in [`MlaLayer::new`]).
 //!
 //! # Example
 //!
-//! A request that decodes its sixth token, and a prompt of three:
+//! One request decodes its sixth token, and another is a prompt of three tokens:
 //!
 //! ```
 //! use mla_runtime::backend::{LayerConfig, StepLimits};
@@ -138,7 +139,7 @@ use crate::spec::{BackendSpec, Feature, Field, KeyLayout, Phase, QueryLen};
 use crate::tensor::{ArrayRef, Layout, Memory, RotaryQuery, TensorMut};
 use crate::{Error, Named as _, Result};
 
-/// One layer's attention with its backends.
+/// The attention of one layer, with its backends.
 pub struct MlaLayer<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
     device: P::Device,
     config: LayerConfig,
@@ -151,7 +152,7 @@ impl<P: PrefillBackend, D: DecodeBackend<Device = P::Device>> MlaLayer<P, D> {
     ///
     /// # Errors
     ///
-    /// Same as [`Self::new`], or if a backend cannot be made.
+    /// The errors of [`Self::new`]. Also if a backend cannot be made.
     pub fn of(device: &P::Device, config: &LayerConfig) -> Result<Self> {
         check(&P::SPEC, &D::SPEC, device, config)?;
         Ok(Self {
@@ -168,9 +169,9 @@ impl<D: Device> MlaLayer<SelectedPrefill<D>, SelectedDecode<D>> {
     ///
     /// # Errors
     ///
-    /// If a backend was made for another configuration or another device, or does not fit the
-    /// device or the problem, with every reason; if the problem contradicts itself or asks for
-    /// something that the layer does not do.
+    /// If a backend was made for another configuration or another device. If a backend does not fit
+    /// the device or the problem; the error has every reason. If the problem contradicts itself or
+    /// asks for something that the layer does not support.
     pub fn new(
         device: &D,
         config: &LayerConfig,
@@ -203,7 +204,7 @@ impl<D: Device> MlaLayer<SelectedPrefill<D>, SelectedDecode<D>> {
     }
 }
 
-/// Checks the problem and the backends of a layer, beside the backends' own checks.
+/// Checks the problem and the backends of a layer. The backends make further checks of their own.
 fn check<D: Device>(
     prefill: &BackendSpec,
     decode: &BackendSpec,
@@ -212,7 +213,7 @@ fn check<D: Device>(
 ) -> Result<()> {
     let problem = &config.problem;
     let fault = problem.fault();
-    // The backend says more of page sizes: those that it takes.
+    // The backend's own error about page sizes lists those that it supports.
     if let Some(fault) = fault.filter(|fault| fault.field != Field::PageSize) {
         return Err(fault.into());
     }
@@ -287,7 +288,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         &self.decode
     }
 
-    /// The memory that `layers` such layers need for steps within `limits`: the allocations of
+    /// Plans the memory of `layers` such layers for steps within `limits`: the allocations of
     /// [`Self::workspace`] and of the backends, and caches of `pages` pages each.
     ///
     /// # Errors
@@ -297,8 +298,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         memory::plan(&self.memory_needs(limits, layers, pages)?)
     }
 
-    /// Returns the needs that [`Self::memory_plan`] plans for, as [`memory::max_rows`] and
-    /// [`memory::max_pages`] take them.
+    /// Returns the needs from which [`Self::memory_plan`] makes its plan. [`memory::max_rows`] and
+    /// [`memory::max_pages`] take such needs.
     ///
     /// # Errors
     ///
@@ -320,9 +321,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         })
     }
 
-    /// The maximum number of new tokens of a request on the absorbed path, if a step does not say:
-    /// [`crossover::threshold`] of the longest context, within `limits`, the problem's query
-    /// length, and the decode backend's maximum.
+    /// The maximum number of new tokens of a request on the absorbed path, unless a step sets
+    /// another one. It is [`crossover::threshold`] for the longest context, limited by `limits`,
+    /// the problem's query length, and the decode backend's maximum.
     pub fn threshold(&self, limits: &StepLimits) -> u32 {
         let problem = &self.config.problem;
         let max = match problem.query_len {
@@ -337,7 +338,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         crossover::threshold(&machine, problem, self.packed_keys(), Some(longest)).min(max)
     }
 
-    /// The limits, with no more query tokens on the absorbed path than the decode backend takes.
+    /// The limits, with at most the number of query tokens on the absorbed path that the decode
+    /// backend supports.
     fn within_backend(&self, limits: &StepLimits) -> StepLimits {
         let max = self.decode.spec().max_query_len;
         let max = max.map_or(usize::MAX, |max| max as usize);
@@ -347,24 +349,24 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
     }
 
-    /// Allocates everything that steps within `limits` need, to be shared by all layers of the same
-    /// problem and backends. Requests of more new tokens than the decode backend
-    /// [takes](BackendSpec::max_query_len) use the expanded path, whatever
+    /// Allocates everything that steps within `limits` need. All layers with the same problem and
+    /// backends share it. Requests with more new tokens than the decode backend
+    /// [supports](BackendSpec::max_query_len) use the expanded path, whatever
     /// `limits.decode_query_len` is.
     ///
     /// # Errors
     ///
-    /// If a limit is out of range, or the device has not as much memory left.
+    /// If a limit is out of range, or if the device has too little free memory.
     pub fn workspace(&self, limits: &StepLimits) -> Result<Workspace<P, D>> {
         Workspace::new(self, &self.within_backend(limits))
     }
 
-    /// Runs the layer for the prepared step: writes the cache, then attends on both paths. Only
-    /// enqueues.
+    /// Runs the layer for the prepared step: writes the cache, then attends on both paths. The call
+    /// only enqueues.
     ///
     /// # Errors
     ///
-    /// If the call does not fit the prepared step, or the device or a backend fails.
+    /// If the call does not fit the prepared step, or if the device or a backend fails.
     pub fn forward(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -377,7 +379,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.enqueue(workspace, &mut call)
     }
 
-    /// Enqueues a call that was checked.
+    /// Enqueues a call that has been checked.
     fn enqueue(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -393,12 +395,12 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     }
 
     /// The first part of [`Self::forward`]: writes the new tokens' rows to the cache. The other two
-    /// parts come after it, in any order.
+    /// parts follow in any order.
     ///
     /// # Errors
     ///
-    /// Same as [`Self::forward`], and if the step's [rows](StepPlan::rows) are not its tokens'
-    /// alone, in order. The same holds for the other parts.
+    /// The errors of [`Self::forward`]. Also if the step's [rows](StepPlan::rows) are not exactly
+    /// those of its tokens in order. The same holds for the other parts.
     pub fn write_cache(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -457,8 +459,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         })
     }
 
-    /// Calls `write` with the rows of the step's tokens, with the rotation of their queries if rows
-    /// are rotated, and with their positions.
+    /// Calls `write` with the rows of the step's tokens and their positions. If rows are rotated,
+    /// also passes the rotation of the queries.
     pub(crate) fn with_rows(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -481,7 +483,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let problem = &self.config.problem;
         let [heads, latent, rope] =
             [problem.heads, problem.dims.latent, problem.dims.head.rope].map(|n| n as usize);
-        // The rows lie beside those that the absorbed path will make of the other queries.
+        // The rotated queries are stored next to those that the absorbed path will compute.
         let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
         let to = arena.take(&workspace.plan.range(RegionName::AbsorbedQueries));
         let to = self.tensor(to, [tokens, heads, latent + rope])?;
@@ -521,7 +523,7 @@ fn check_backend<D: Device>(spec: &BackendSpec, device: &D, config: &LayerConfig
     ))
 }
 
-/// A planned size as an allocation's.
+/// Converts a planned size to the size of an allocation.
 fn device_plan(bytes: u64) -> Result<usize> {
     usize::try_from(bytes)
         .map_err(|_| Error::argument("limits", format!("{bytes} bytes"), "what memory can hold"))

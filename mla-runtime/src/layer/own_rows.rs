@@ -1,4 +1,4 @@
-//! Calls whose tensors have rows in an order of the engine's own, or padding.
+//! Calls whose tensors have rows in the engine's own order, or padding.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::model::DType;
 use crate::tensor::{Layout, LseLayout, LseMut, LseRef, Memory, Rotary, TensorMut, TensorRef};
 use crate::{Error, Result};
 
-/// A call's own tensors, whose rows are in an order of the engine's own.
+/// A call's tensors with rows in the engine's own order.
 struct OwnTensors<'a, D: Device> {
     query: TensorRef<'a, D>,
     latent: TensorRef<'a, D>,
@@ -19,7 +19,8 @@ struct OwnTensors<'a, D: Device> {
     lse: Option<LseMut<'a, D>>,
 }
 
-/// The two passes over a call: everything is refused before anything is enqueued.
+/// The two passes over a call. The first makes all checks, so that nothing is enqueued if a check
+/// fails.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
     Check,
@@ -27,14 +28,14 @@ enum Pass {
 }
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
-    /// Copies the rows of the prepared step's tokens from a tensor whose rows are those of a call,
-    /// in an order of the engine's own or padded, to `[tokens, …]` in the order of the step. The
-    /// indexer of a sparse layer takes its tensors in that order. Only enqueues.
+    /// Copies the rows of the prepared step's tokens into `[tokens, …]`, in the order of the step.
+    /// The source has the rows of a call, in the engine's own order or padded. The indexer of a
+    /// sparse layer takes its tensors in the order of the step. The call only enqueues.
     ///
     /// # Errors
     ///
-    /// If the workspace is another layer's or not prepared, a tensor has other rows, they differ in
-    /// their heads, width or dtype, or the device fails.
+    /// If the workspace belongs to another layer or is not prepared, if a tensor has other rows, if
+    /// heads, width or dtype of the tensors differ, or if the device fails.
     pub fn pack_rows(
         &self,
         workspace: &Workspace<P, D>,
@@ -58,8 +59,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
     }
 
-    /// [`forward`](Self::forward) for a step whose tensors have other rows than its tokens alone,
-    /// in order.
+    /// Runs [`forward`](Self::forward) for a step whose tensors have other rows than those of its
+    /// tokens in order.
     pub(super) fn forward_rows(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -101,7 +102,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         })
     }
 
-    /// [`forward_unrotated`](Self::forward_unrotated) for such a step.
+    /// Runs [`forward_unrotated`](Self::forward_unrotated) for such a step.
     pub(super) fn forward_rows_unrotated(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -145,7 +146,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         })
     }
 
-    /// Copies rows into the order of the step, calls `run` with them, and copies results back.
+    /// Copies rows into the order of the step, calls `run` with them, and copies the results back.
     fn with_packed<F>(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -218,8 +219,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.device.scatter_rows(from, rows, to)
     }
 
-    /// Refuses a call whose tensors do not have the rows that the step says, and positions whose
-    /// order is not known.
+    /// Refuses a call whose tensors do not have the rows that the step declares, and positions
+    /// whose order is not known.
     fn check_call_rows(
         &self,
         workspace: &Workspace<P, D>,
@@ -240,7 +241,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     }
 }
 
-/// A log-sum-exp `[H, T]` as a tensor `[T, H, 1]`.
+/// Views a log-sum-exp `[H, T]` as a tensor `[T, H, 1]`.
 fn lse_rows(layout: LseLayout) -> Layout {
     Layout {
         dtype: DType::F32,

@@ -1,4 +1,4 @@
-//! Weights in memory of their own, made at load of what a checkpoint or an engine has.
+//! Weights in memory of their own, made when a checkpoint is loaded.
 
 use std::ops::Range;
 
@@ -12,38 +12,39 @@ use crate::spec::Problem;
 use crate::tensor::{Layout, TensorMut, TensorRef};
 use crate::{Error, Result};
 
-/// `W_kv_b` in memory of its own, in the problem's dtype. It is made once at load if the engine has
-/// the matrix in another form: for each layer H·(P+V)·L elements, which an engine counts with its
-/// weights. A plain matrix needs no copy: [`Weights::from_checkpoint`] and the others view it in
-/// place.
+/// `W_kv_b` in memory of its own, in the problem's dtype. It is made once, when weights are loaded,
+/// if the engine has the matrix in another form. Each layer needs H·(P+V)·L elements, which an
+/// engine counts with its weights. A plain matrix needs no copy: [`Weights::from_checkpoint`] and
+/// other constructors view it in place.
 ///
-/// | the engine has | is taken by |
+/// | the engine has | use |
 /// |---|---|
-/// | `[H·(P+V), L]`, fused | [`Weights::from_checkpoint`], [`Weights::from_checkpoint_heads`], as it is |
-/// | `[L, H·(P+V)]`, transposed | [`Weights::from_transposed`], [`Weights::from_transposed_heads`], as it is |
+/// | `[H·(P+V), L]`, fused | [`Weights::from_checkpoint`], [`Weights::from_checkpoint_heads`], without a copy |
+/// | `[L, H·(P+V)]`, transposed | [`Weights::from_transposed`], [`Weights::from_transposed_heads`], without a copy |
 /// | `[H, L, P]` and `[H, V, L]`, per head (GGUF's `attn_k_b` and `attn_v_b`) | [`from_split`](Self::from_split) |
 /// | block fp8 128 × 128 with `weight_scale_inv` | [`from_fp8_blocks`](Self::from_fp8_blocks) |
-/// | quantised in a way of its own, dequantised on the device | [`from_device`](Self::from_device) |
-/// | the same, dequantised on the host | [`from_rows`](Self::from_rows) |
+/// | another quantised form, which it dequantises on the device | [`from_device`](Self::from_device) |
+/// | another quantised form, which it dequantises on the host | [`from_rows`](Self::from_rows) |
 ///
-/// Each takes the engine's tensor, which has all heads of the model, and the range of heads that
-/// are this rank's under tensor parallelism. The configuration's problem has that number of heads.
+/// Each constructor takes the engine's tensor with all heads of the model, and the range of this
+/// rank's heads under tensor parallelism. The number of heads in the range must be that of the
+/// configuration's problem.
 ///
-/// Everything but [`from_rows`](Self::from_rows) is done on the device. Each waits for it once, so
-/// that the weights are [constant](TensorRef::constant) from then on.
+/// All constructors except [`from_rows`](Self::from_rows) work on the device. Each constructor
+/// waits for the device once, so that the weights are [constant](TensorRef::constant) from then on.
 pub struct OwnedWeights<D: Device> {
     buffer: D::Buffer,
     problem: Problem,
 }
 
 impl<D: Device> OwnedWeights<D> {
-    /// Makes weights from `k_b` `[heads, L, P]` and `v_b` `[heads, V, L]` of all heads, with any
+    /// Makes weights from `k_b` `[heads, L, P]` and `v_b` `[heads, V, L]` with all heads and any
     /// strides.
     ///
     /// # Errors
     ///
-    /// If a shape or dtype is another than the problem's, the range has another number of heads or
-    /// lies outside, or the device fails.
+    /// If a shape or dtype is not that of the problem, if the range has another number of heads or
+    /// exceeds them, or if the device fails.
     pub fn from_split(
         device: &D,
         k_b: TensorRef<'_, D>,
@@ -74,7 +75,7 @@ impl<D: Device> OwnedWeights<D> {
         Self::from_device(device, config, |to| {
             let layout = *to.layout();
             let [count, width] = [heads.len(), nope + v];
-            // [H, P+V, L] of what is [1, H·(P+V), L].
+            // This is [H, P+V, L] in a matrix [1, H·(P+V), L].
             let layout = Layout {
                 shape: [count, width, latent],
                 strides: [width * latent, latent, 1],
@@ -87,16 +88,16 @@ impl<D: Device> OwnedWeights<D> {
         })
     }
 
-    /// Makes weights from `kv_b_proj.weight` in block fp8, `[heads·(P+V), L]` of all heads, with
-    /// its `weight_scale_inv`. Products of codes and scales are f32, and rounded once.
+    /// Makes weights from `kv_b_proj.weight` in block fp8, `[heads·(P+V), L]` with all heads, and
+    /// its `weight_scale_inv`. Products of codes and scales are in f32 and rounded once.
     ///
-    /// A tensor that is a rank's part already, whose rows begin inside a block, is
-    /// [`Fp8Blocks::from_row`], and its heads are 0 to H.
+    /// For a tensor that is already a rank's part, the range is 0 to H. If its rows begin inside a
+    /// block, it is made by [`Fp8Blocks::from_row`].
     ///
     /// # Errors
     ///
-    /// If the shape is another than the problem's, the range has another number of heads or lies
-    /// outside, or the device fails.
+    /// If the shape is not that of the problem, if the range has another number of heads or exceeds
+    /// them, or if the device fails.
     pub fn from_fp8_blocks(
         device: &D,
         weight: Fp8Blocks<'_, D>,
@@ -112,13 +113,13 @@ impl<D: Device> OwnedWeights<D> {
         Self::from_device(device, config, |to| device.dequantize_blocks(weight, to))
     }
 
-    /// Makes weights from the matrix `[1, H·(P+V), L]` of the problem's dtype that `write` writes,
-    /// row by row without gaps: a row for each output, head by head its P keys and then its V
-    /// values. An engine's own kernels can dequantise into it, without a matrix in between.
+    /// Makes weights from a matrix `[1, H·(P+V), L]` in the problem's dtype, which `write` writes
+    /// row by row without gaps. There is a row for each output: for each head, P keys and then V
+    /// values. An engine's own kernels can dequantise directly into this matrix.
     ///
     /// # Errors
     ///
-    /// If `write` fails, or the device has no memory left.
+    /// If `write` fails, or if the device has too little free memory.
     pub fn from_device<E: From<Error>>(
         device: &D,
         config: &LayerConfig,
@@ -136,13 +137,13 @@ impl<D: Device> OwnedWeights<D> {
         Ok(Self { buffer, problem })
     }
 
-    /// Makes weights from rows that `dequantize` makes on the host, one at a time: the L values of
-    /// row `h·(P+V) + j` of the matrix of all heads, for the heads h of the range. They are rounded
-    /// to the problem's dtype, and uploaded a head at a time.
+    /// Makes weights from rows that `dequantize` computes on the host, one at a time. A row has the
+    /// L values of row `h·(P+V) + j` of the matrix of all heads, for the heads h of the range. Rows
+    /// are rounded to the problem's dtype and uploaded one head at a time.
     ///
     /// # Errors
     ///
-    /// If `dequantize` or the device fails, or the range has another number of heads.
+    /// If `dequantize` or the device fails, or if the range has another number of heads.
     pub fn from_rows<E: From<Error>>(
         device: &D,
         heads: Range<usize>,
@@ -176,11 +177,12 @@ impl<D: Device> OwnedWeights<D> {
         })
     }
 
-    /// The weights as a layer's call takes them.
+    /// The weights for a layer's call.
     ///
     /// # Errors
     ///
-    /// If they were made for other heads, dimensions or another dtype than the configuration's.
+    /// If the weights were made for other heads, dimensions or another dtype than the
+    /// configuration's.
     pub fn weights(&self, config: &LayerConfig) -> Result<Weights<'_, D>> {
         let (own, theirs) = (&self.problem, &config.problem);
         let made = |problem: &Problem| (problem.heads, problem.dims, problem.dtype);
@@ -192,8 +194,8 @@ impl<D: Device> OwnedWeights<D> {
             return Err(Error::argument("W_kv_b", shown(own), shown(theirs)));
         }
         let kv_b = TensorRef::new(D::bytes(&self.buffer), layout(config))?;
-        // SAFETY: the work that wrote the buffer is done, since `from_device`, which makes every
-        // value of this type, waited for it; nothing else writes it, since it is private to this
+        // SAFETY: the work that wrote the buffer is done: `from_device` makes every value of this
+        // type, and has waited for it. Nothing else writes the buffer, since it is private to this
         // value.
         let kv_b = unsafe { kv_b.assume_constant() };
         Weights::from_checkpoint(kv_b, config)
@@ -206,7 +208,7 @@ fn round<T: Element>(row: &[f32], to: &mut [u8]) {
     }
 }
 
-/// `[1, H·(P+V), L]`, as checkpoints have it.
+/// The layout `[1, H·(P+V), L]`, as checkpoints have it.
 fn layout(config: &LayerConfig) -> Layout {
     let extents = Extents::of(config);
     Layout::contiguous(config.problem.dtype, [1, extents.columns(), extents.latent])

@@ -1,4 +1,4 @@
-//! Calls whose queries and rotary keys are as the projections leave them.
+//! Calls whose queries and rotary keys come directly from the projections, unrotated.
 
 use super::staged::StagedStep;
 use super::{LayerCall, MlaLayer, Weights, Workspace};
@@ -13,8 +13,8 @@ use crate::{Error, Result};
 /// One call of a layer on queries and keys that are not rotated yet, for the T tokens of the
 /// prepared step.
 ///
-/// The step decides which vectors are rotated in place, and which on their way to the cache or the
-/// attention: afterwards `query` and `rope` may be rotated or not.
+/// Some vectors are rotated in place, and others only in the copy that goes to the cache or the
+/// attention. This depends on the step. After the call, `query` and `rope` may be rotated or not.
 #[non_exhaustive]
 pub struct UnrotatedCall<'a, D: Device> {
     /// The layer's weights.
@@ -25,15 +25,18 @@ pub struct UnrotatedCall<'a, D: Device> {
     pub latent: TensorRef<'a, D>,
     /// The new tokens' rotary keys, `[T, 1, R]`.
     pub rope: TensorMut<'a, D>,
-    /// The tables, and positions of the caller's own if they are not the step's.
+    /// The tables of the rotation. If the positions are not those of the step, it also has the
+    /// caller's positions.
     pub rotary: Rotary<'a, D>,
     /// The layer's cache.
     pub cache: CacheMut<'a, D>,
     /// `[T, H, V]`.
     pub out: TensorMut<'a, D>,
-    /// `[H, T]`, if the caller wants it. It is −inf for a token that attends to nothing.
+    /// `[H, T]`, if the caller needs the log-sum-exp. It is −inf for a token that attends to
+    /// nothing.
     pub lse: Option<LseMut<'a, D>>,
-    /// The slots that each token attends to: given if the problem is sparse, and only then.
+    /// The slots that each token attends to. They must be given if the problem is sparse, and
+    /// absent otherwise.
     pub slot_lists: Option<SlotLists<'a, D>>,
     /// A score for each head that takes part in the softmax without a value, as in [`LayerCall`].
     pub sinks: Option<ArrayRef<'a, D, f32>>,
@@ -42,8 +45,7 @@ pub struct UnrotatedCall<'a, D: Device> {
 }
 
 impl<'a, D: Device> UnrotatedCall<'a, D> {
-    /// A call without a log-sum-exp, slot lists, sinks and a gate: the shapes are those of the
-    /// fields.
+    /// A call without a log-sum-exp, slot lists, sinks or a gate. The fields describe the shapes.
     pub fn new(
         weights: Weights<'a, D>,
         query: TensorMut<'a, D>,
@@ -83,19 +85,19 @@ enum Rotating {
     Before,
     /// In the cache write.
     OnTheWay,
-    /// They have no rotary part.
+    /// The queries and keys have no rotary part.
     Nothing,
 }
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
-    /// [Runs](Self::forward) the layer on queries and keys that are not rotated yet. The cache
-    /// write rotates on its way if every token is on the absorbed path, at no launch of its own;
-    /// otherwise queries and keys are rotated in place before it. The results are the same.
+    /// [Runs](Self::forward) the layer on queries and keys that are not rotated yet. If every token
+    /// is on the absorbed path, the cache write rotates them without a further launch. Otherwise
+    /// queries and keys are first rotated in place. The results are the same.
     ///
     /// # Errors
     ///
-    /// The errors of [`Self::forward`], and one if the tables are shorter than the step's longest
-    /// request, or if the caller's own positions are not one for each token.
+    /// The errors of [`Self::forward`]. Also if the tables are shorter than the step's longest
+    /// request, or if the number of the caller's positions is not that of the tokens.
     pub fn forward_unrotated(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -108,7 +110,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.enqueue_unrotated(workspace, call)
     }
 
-    /// Refuses what does not fit the prepared step, before anything is enqueued.
+    /// Refuses a call that does not fit the prepared step, before anything is enqueued.
     pub(super) fn check_unrotated(
         &self,
         workspace: &Workspace<P, D>,
@@ -122,7 +124,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
     }
 
-    /// Enqueues a call that was checked.
+    /// Enqueues a call that has been checked.
     pub(super) fn enqueue_unrotated(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -162,8 +164,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.device.rotate(&rotary, RotaryQuery::InPlace(rope))
     }
 
-    /// Refuses tables that do not fit the model or end before the step's longest request, and
-    /// positions of another number of tokens.
+    /// Refuses tables that do not fit the model or end before the step's longest request. Also
+    /// refuses a wrong number of positions.
     pub(super) fn check_rotation(
         &self,
         step: &StagedStep,
@@ -192,7 +194,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
 }
 
 impl<D: Device> UnrotatedCall<'_, D> {
-    /// The call for tensors that are rotated already, or for a cache write that rotates them.
+    /// The call for tensors that are already rotated, or for a cache write that rotates them.
     pub(super) fn layer_call(&mut self, rotates: bool) -> LayerCall<'_, D> {
         LayerCall {
             weights: self.weights.shorten(),

@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::select::{Selection, SelectionError};
 use crate::select::{decode_of, prefill_of};
 
-/// A layer of backends that a [`Selection`] chose: each is behind one pointer.
+/// A layer of backends that a [`Selection`] chose. Each backend is behind one pointer.
 pub type SelectedLayer<D> = MlaLayer<SelectedPrefill<D>, SelectedDecode<D>>;
 
 /// The workspace of such layers.
@@ -17,8 +17,8 @@ impl Selection {
     ///
     /// # Errors
     ///
-    /// If a backend does not fit this device, which need not be the one of the selection; if it is
-    /// made for devices of another type; or if making it fails.
+    /// If a backend does not fit this device, which need not be the one of the selection. If a
+    /// backend needs devices of another type, or cannot be made.
     pub fn layer<D: Device>(
         &self,
         device: &D,
@@ -27,12 +27,12 @@ impl Selection {
         self.layer_of(device, &self.config(softmax_scale))
     }
 
-    /// The same for a configuration that is not [`config`](Self::config) alone: with a
-    /// [query scaling](LayerConfig::query_scaling), or for a rank's own part of a cache.
+    /// Makes a layer with a configuration that contains more than [`config`](Self::config): a
+    /// [query scaling](LayerConfig::query_scaling), or a rank's own part of a cache.
     ///
     /// # Errors
     ///
-    /// Same as [`Self::layer`], and if a backend does not fit the configuration's problem.
+    /// The errors of [`Self::layer`]. Also if a backend does not fit the configuration's problem.
     pub fn layer_of<D: Device>(
         &self,
         device: &D,

@@ -7,27 +7,27 @@ use crate::device::Device;
 use crate::tensor::{Layout, TensorRef};
 use crate::{Error, Named as _, Result};
 
-/// `W_kv_b`, and what the two forms of attention use of it.
+/// `W_kv_b`, and views of its parts for the two forms of attention.
 ///
-/// Column `h·(P+V) + j` of `W_kv_b` makes value j of head h: its key for j < P, its value above.
-/// The absorbed form multiplies by the two parts of each head, W_UK and W_UV. All of them are
-/// strided views, which every matrix product takes without a copy. A copy would be as large as the
-/// matrix (32 MiB for DeepSeek-V3 in bf16, for each layer), and an engine that swaps or offloads
-/// weights would have two places to do it.
+/// Column `h·(P+V) + j` of `W_kv_b` makes value j of head h: part of its key if j < P, and of its
+/// value otherwise. The absorbed form multiplies by the two parts of each head, W_UK and W_UV. All
+/// parts are strided views, which every matrix product supports without a copy. A copy would be as
+/// large as the matrix (32 MiB for DeepSeek-V3 in bf16, for each layer). An engine that swaps or
+/// offloads weights would also have to handle it separately.
 ///
-/// A GPU reads the views of a [constant](TensorRef::constant) matrix before the work that was
-/// enqueued earlier is done, which saves time.
+/// If the matrix is [constant](TensorRef::constant), a GPU reads the views before earlier work is
+/// done. This saves time.
 ///
-/// A constructor is named by the orientation of its matrix. The shape does not tell it: both have
-/// the same shape if H·(P+V) = L.
+/// The name of a constructor gives the orientation of its matrix. The shape does not determine it,
+/// because both orientations have the same shape if H·(P+V) = L.
 pub struct Weights<'a, D: Device> {
-    /// `[1, L, H·(P+V)]`: latents to keys and values.
+    /// `[1, L, H·(P+V)]`, from latents to keys and values.
     pub(super) kv: TensorRef<'a, D>,
-    /// `[H, P, L]`: a head's query to the latent.
+    /// `[H, P, L]`, from a head's query to the latent space.
     pub(super) queries: TensorRef<'a, D>,
-    /// `[H, L, P]`: latents to a head's key.
+    /// `[H, L, P]`, from latents to a head's key.
     pub(super) keys: TensorRef<'a, D>,
-    /// `[H, L, V]`: latents to a head's value.
+    /// `[H, L, V]`, from latents to a head's value.
     pub(super) values: TensorRef<'a, D>,
 }
 
@@ -40,7 +40,7 @@ impl<D: Device> Clone for Weights<'_, D> {
 impl<D: Device> Copy for Weights<'_, D> {}
 
 impl<'a, D: Device> Weights<'a, D> {
-    /// Views of `kv_b_proj.weight` as published checkpoints hold it: `[1, H·(P+V), L]`, a row for
+    /// Views of `kv_b_proj.weight` as published checkpoints store it: `[1, H·(P+V), L]`, a row for
     /// each output, with any strides. W_UK and W_UV then have unit stride along L.
     ///
     /// # Errors
@@ -53,14 +53,14 @@ impl<'a, D: Device> Weights<'a, D> {
         Self::new(kv_b.transpose(1, 2), config)
     }
 
-    /// Views of this rank's heads in the same matrix with all heads of the model,
-    /// `[1, heads·(P+V), L]`. Their number is that of the configuration's problem. Nothing is
+    /// Views of this rank's heads in a matrix with all heads of the model, `[1, heads·(P+V), L]`.
+    /// The number of heads in the range must be that of the configuration's problem. Nothing is
     /// copied.
     ///
     /// # Errors
     ///
-    /// Same as [`from_checkpoint`](Self::from_checkpoint), or if the range has another number of
-    /// heads or lies outside.
+    /// The errors of [`from_checkpoint`](Self::from_checkpoint). Also if the range has another
+    /// number of heads or exceeds them.
     pub fn from_checkpoint_heads(
         kv_b: TensorRef<'a, D>,
         heads: Range<usize>,
@@ -73,8 +73,8 @@ impl<'a, D: Device> Weights<'a, D> {
         Self::from_checkpoint(kv_b.narrow(1, part).named("W_kv_b")?, config)
     }
 
-    /// Views of the transpose of a checkpoint's matrix, as a product of latents has it on its
-    /// right: `[1, L, H·(P+V)]`, a column for each output, with any strides.
+    /// Views of the transpose of a checkpoint's matrix: `[1, L, H·(P+V)]`, a column for each
+    /// output, with any strides. A product of latents has this matrix as its right factor.
     ///
     /// # Errors
     ///
@@ -86,14 +86,14 @@ impl<'a, D: Device> Weights<'a, D> {
         Self::new(kv_b, config)
     }
 
-    /// Views of this rank's heads in the same matrix with all heads of the model,
-    /// `[1, L, heads·(P+V)]`. Their number is that of the configuration's problem. Nothing is
-    /// copied.
+    /// Views of this rank's heads in a transposed matrix with all heads of the model, `[1, L,
+    /// heads·(P+V)]`. The number of heads in the range must be that of the configuration's problem.
+    /// Nothing is copied.
     ///
     /// # Errors
     ///
-    /// Same as [`from_transposed`](Self::from_transposed), or if the range has another number of
-    /// heads or lies outside.
+    /// The errors of [`from_transposed`](Self::from_transposed). Also if the range has another
+    /// number of heads or exceeds them.
     pub fn from_transposed_heads(
         kv_b: TensorRef<'a, D>,
         heads: Range<usize>,
@@ -106,7 +106,7 @@ impl<'a, D: Device> Weights<'a, D> {
         Self::from_transposed(kv_b.narrow(2, part).named("W_kv_b")?, config)
     }
 
-    /// Views of a matrix `[1, L, H·(P+V)]` that was checked.
+    /// Views of a matrix `[1, L, H·(P+V)]` that has been checked.
     fn new(kv_b: TensorRef<'a, D>, config: &LayerConfig) -> Result<Self> {
         let problem = &config.problem;
         let heads = problem.heads as usize;
@@ -117,7 +117,8 @@ impl<'a, D: Device> Weights<'a, D> {
         );
         let width = nope + v;
         let [_, row, column] = kv_b.layout().strides;
-        // The part of every head from column `from` on, with axes of the given extents and strides.
+        // The part of every head that begins at column `from`, with axes of the given extents and
+        // strides.
         let part = |from: usize, shape: [usize; 2], strides: [usize; 2]| {
             let columns = kv_b.narrow(2, from..kv_b.shape()[2]).named("W_kv_b")?;
             columns.with_layout(Layout {
@@ -134,13 +135,13 @@ impl<'a, D: Device> Weights<'a, D> {
         })
     }
 
-    /// `W_kv_b` as `[1, L, H·(P+V)]`, however it lies.
+    /// `W_kv_b` as `[1, L, H·(P+V)]`, in either orientation in memory.
     pub fn matrix(&self) -> TensorRef<'a, D> {
         self.kv
     }
 
-    /// The same views with a shorter lifetime, so that views of an engine's long-lived memory can
-    /// be used beside tensors of one call.
+    /// The same views with a shorter lifetime. Views of an engine's long-lived memory can then be
+    /// used together with tensors of one call.
     pub fn shorten<'short>(&self) -> Weights<'short, D>
     where
         'a: 'short,
@@ -154,19 +155,20 @@ impl<'a, D: Device> Weights<'a, D> {
     }
 }
 
-/// Refuses a request's adapter (LoRA) that changes `kv_b_proj`, by the names of the modules that it
-/// changes, such as `target_modules` of an `adapter_config.json`.
+/// Refuses an adapter (LoRA) that changes `kv_b_proj`. The adapter is given by the names of the
+/// modules that it changes, such as `target_modules` of an `adapter_config.json`.
 ///
 /// The layer multiplies queries and outputs by one matrix for all tokens of a step. The absorbed
-/// form has no keys and values per token to which a token's own low-rank product could be added.
-/// Adapters of every other module are the engine's own: they change the layer's inputs. One that
-/// changes `kv_b_proj` can be merged into weights of its own
-/// ([`OwnedWeights`](super::OwnedWeights)), and its requests get steps of their own; the cache
+/// form has no keys and values per token, to which a token's own low-rank product could be added.
+/// Adapters of all other modules change only the layer's inputs, so the engine applies them itself.
+/// An adapter that changes `kv_b_proj` can be merged into separate weights
+/// ([`OwnedWeights`](super::OwnedWeights)). Its requests then need steps of their own. The cache
 /// holds latents, which do not depend on this matrix.
 ///
 /// # Errors
 ///
-/// If a name is `kv_b_proj`, or ends with it behind a dot, or is `all-linear`, which includes it.
+/// If a name is `kv_b_proj`, if it ends with `.kv_b_proj`, or if it is `all-linear`, which includes
+/// it.
 pub fn check_adapter<'a>(target_modules: impl IntoIterator<Item = &'a str>) -> Result<()> {
     let changes_kv_b = |module: &str| {
         let name = module.rsplit('.').next().unwrap_or(module);
@@ -186,7 +188,7 @@ pub fn check_adapter<'a>(target_modules: impl IntoIterator<Item = &'a str>) -> R
     }
 }
 
-/// The widths that a layer's weights follow from.
+/// The widths that determine the shapes of a layer's weights.
 pub(super) struct Extents {
     pub(super) heads: usize,
     pub(super) latent: usize,
@@ -213,13 +215,13 @@ impl Extents {
         self.nope + self.v
     }
 
-    /// H·(P+V). No matrix has as many columns as what saturates.
+    /// H·(P+V). The product may saturate, but no matrix has that number of columns.
     pub(super) fn columns(&self) -> usize {
         self.heads.saturating_mul(self.width())
     }
 
-    /// The heads of a matrix of `outputs` outputs and `inputs` inputs, which have to be whole heads
-    /// and L.
+    /// The number of heads in a matrix of `outputs` outputs and `inputs` inputs. The outputs must
+    /// be whole heads, and the inputs must be L.
     pub(super) fn whole_heads(
         &self,
         field: &'static str,
@@ -237,7 +239,7 @@ impl Extents {
         ))
     }
 
-    /// Returns the columns of the outputs of these heads of `all`.
+    /// Returns the columns of these heads' outputs; the matrix has `all` heads.
     fn columns_of(
         &self,
         heads: &Range<usize>,

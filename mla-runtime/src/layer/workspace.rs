@@ -1,4 +1,4 @@
-//! Memory that the layers of an engine share, and the prepared step.
+//! Memory that the layers of an engine share, with the prepared step.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,13 +17,15 @@ use crate::spec::Problem;
 use crate::tensor::{ArrayRef, Memory};
 use crate::{Error, Result};
 
-/// The workspace of an engine's layers: made once, prepared once per step, used by one layer after
-/// the other. Everything in it is allocated when it is made, as its [plan](Self::plan) lists.
+/// The workspace of an engine's layers. It is made once, prepared once per step, and used by one
+/// layer after another. All of its memory is allocated when it is made; its [plan](Self::plan)
+/// lists the parts.
 pub struct Workspace<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
     pub(super) config: LayerConfig,
-    /// The number of the device that has its memory.
+    /// The number of the device that has the memory.
     ordinal: usize,
-    /// The names of the backends whose states it has, which the types need not say.
+    /// The names of the backends whose states the workspace has. The types do not always determine
+    /// them.
     backends: [&'static str; 2],
     pub(super) scratch: Buffer<P>,
     pub(super) arrays: Buffer<P>,
@@ -32,14 +34,15 @@ pub struct Workspace<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
     pub(super) decode_state: D::State,
     pub(super) decode_metadata: D::Metadata,
     pub(super) step: StagedStep,
-    /// Tensors in the order of the step, made of those of a call whose rows are in another.
+    /// Copies of a call's tensors in the order of the step, if the call's rows are in another
+    /// order.
     pub(super) packed: Option<Packed<P::Device>>,
     id: u64,
-    /// Counts the steps that were prepared.
+    /// The number of steps that were prepared.
     step_number: u64,
     limits: StepLimits,
     threshold: u32,
-    /// The place of each tensor in the buffers.
+    /// The location of each tensor in the buffers.
     pub(super) plan: MemoryPlan,
 }
 
@@ -77,14 +80,15 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         })
     }
 
-    /// Prepares a planned step: stages and uploads its arrays, and lets the backends prepare.
-    /// `layer` is any of the layers that will run it.
+    /// Prepares a planned step: stages and uploads its arrays, and calls `prepare` of the backends.
+    /// `layer` is any of the layers that will run the step.
     ///
     /// # Errors
     ///
-    /// If the layer is on another device or for another problem: then the step that was prepared
-    /// last stays. If the step was planned for other layers or exceeds the limits, or the device
-    /// or a backend fails: then no layer runs until a step has been prepared without error.
+    /// If the layer is on another device or for another problem; the step that was prepared last
+    /// then stays valid. Also if the step was planned for other layers or exceeds the limits, or if
+    /// the device or a backend fails. After these errors no layer runs until a step has been
+    /// prepared without an error.
     pub fn prepare(&mut self, layer: &MlaLayer<P, D>, plan: &StepPlan) -> Result<()> {
         self.check(layer)?;
         self.step_number += 1;
@@ -151,7 +155,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         Ok(())
     }
 
-    /// Refuses a handle that does not order the workspace's memory.
+    /// Refuses a device handle whose work is not ordered with that on the workspace's memory.
     pub(crate) fn check_memory(&self, device: &P::Device) -> Result<()> {
         device.check_bytes("workspace", P::Device::bytes(&self.scratch))
     }
@@ -160,13 +164,13 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         self.config.problem.check_same("workspace", theirs)
     }
 
-    /// Refuses to go on without a prepared step of `problem`.
+    /// Refuses a workspace without a prepared step of `problem`.
     pub(crate) fn check_prepared_for(&self, problem: &Problem) -> Result<()> {
         self.check_problem(problem)?;
         self.step.check_prepared()
     }
 
-    /// The requests of the prepared step on the absorbed path.
+    /// The prepared step's requests on the absorbed path.
     pub(crate) fn decode_batch(&self) -> Result<DecodeBatch<'_, P::Device>> {
         self.step.decode_batch(P::Device::bytes(&self.arrays))
     }
@@ -181,7 +185,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         self.step.positions(P::Device::bytes(&self.arrays))
     }
 
-    /// One past the largest page that the prepared step names.
+    /// One more than the largest page number in the prepared step.
     pub(crate) fn pages_end(&self) -> usize {
         self.step.pages_end()
     }
@@ -191,55 +195,56 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         self.step_number
     }
 
-    /// The number that tells this workspace from every other one of the process: what a captured
-    /// graph belongs to.
+    /// A number that distinguishes this workspace from every other one of the process. A captured
+    /// graph belongs to the workspace with this number.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The limits that it was made for.
+    /// The limits that the workspace was made for.
     pub fn limits(&self) -> &StepLimits {
         &self.limits
     }
 
-    /// The max number of new tokens of a request on the absorbed path, if a step does not say.
+    /// The maximum number of new tokens of a request on the absorbed path, unless a step sets
+    /// another one.
     pub fn threshold(&self) -> u32 {
         self.threshold
     }
 
-    /// The plan of what was allocated, without a cache.
+    /// The plan of the allocated memory, without a cache.
     pub fn plan(&self) -> &MemoryPlan {
         &self.plan
     }
 
-    /// The bytes of the two buffers that the layer itself allocated: the plan's `workspace_bytes`
+    /// The sizes in bytes of the two buffers that the layer allocated: the plan's `workspace_bytes`
     /// and `step_bytes`.
     pub fn allocated_bytes(&self) -> [usize; 2] {
         [&self.scratch, &self.arrays].map(|buffer| P::Device::byte_len(P::Device::bytes(buffer)))
     }
 
-    /// Returns true if the tensors of a call of the prepared step are used in place. If not, each
-    /// call copies rows into the order of the step, and results back.
+    /// Returns true if the tensors of a call of the prepared step are used in place. If it is
+    /// false, each call copies rows into the order of the step, and results back.
     pub fn rows_in_order(&self) -> bool {
         self.step.rows_in_order().is_some()
     }
 
-    /// The rows of the tensors of a call of the prepared step: its new tokens, and padding.
+    /// The number of rows in the tensors of a call of the prepared step. Padding counts as well.
     pub fn call_rows(&self) -> usize {
         self.step.call_rows()
     }
 
-    /// The new tokens of the prepared step.
+    /// The number of new tokens in the prepared step.
     pub fn tokens(&self) -> usize {
         self.step.tokens()
     }
 
-    /// The number of these, from the first on, that are on the absorbed path.
+    /// The number of new tokens on the absorbed path. They come first.
     pub fn absorbed_tokens(&self) -> usize {
         self.step.absorbed_tokens()
     }
 
-    /// The requests of the prepared step on the absorbed path; they come first.
+    /// The number of requests of the prepared step on the absorbed path. They come first.
     pub fn absorbed_requests(&self) -> usize {
         self.step.absorbed_requests()
     }
@@ -251,13 +256,14 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
 }
 
 impl StepPlan {
-    /// Orders the requests as the workspace's layers take them, checks them, and finds where each
-    /// token stands.
+    /// Checks the requests, orders them as the workspace's layers need them, and assigns a row to
+    /// each token.
     ///
     /// # Errors
     ///
-    /// If a request contradicts itself or has too few pages, if two write to one page or one reads
-    /// it as another of its own, or if there are more than the workspace was made for.
+    /// If a request contradicts itself or has too few pages. If two requests write to one page, or
+    /// if one reads it at another place of its own. If the workspace's limits have no room for the
+    /// requests.
     pub fn new<P, D, T>(
         workspace: &Workspace<P, D>,
         requests: &[StepRequest<'_, T>],
@@ -270,15 +276,16 @@ impl StepPlan {
         Self::sparse(workspace, requests, 0)
     }
 
-    /// [`Self::new`] for a sparse problem whose requests of at most `dense_within` tokens attend to
-    /// all that they see, by the dense paths: their slot lists are not read. It is what a model
-    /// chooses of each context (its `topk`), since a request with no more is told to attend to
-    /// everything. Dense requests of more new tokens than the threshold take the expanded path, if
-    /// [`context_rows`](StepLimits::context_rows) is not 0. 0: every request goes by its lists.
+    /// Plans as [`Self::new`] does, for a sparse problem with dense requests. Requests of at most
+    /// `dense_within` tokens attend to all that they see on the dense paths, and their slot lists
+    /// are not read. Usually `dense_within` is the model's `topk`: in a request with no more
+    /// tokens, every token would be chosen anyway. Dense requests with more new tokens than the
+    /// threshold take the expanded path, if [`context_rows`](StepLimits::context_rows) is not 0.
+    /// With a `dense_within` of 0 every request uses its lists.
     ///
     /// # Errors
     ///
-    /// Same as [`Self::new`], and if the problem is not sparse and `dense_within` not 0.
+    /// The errors of [`Self::new`]. Also if the problem is not sparse and `dense_within` is not 0.
     pub fn sparse<P, D, T>(
         workspace: &Workspace<P, D>,
         requests: &[StepRequest<'_, T>],
@@ -300,7 +307,7 @@ impl StepPlan {
     }
 }
 
-/// The names of a layer's prefill and decode backend.
+/// The names of a layer's prefill and decode backends.
 fn backends<P, D>(layer: &MlaLayer<P, D>) -> [&'static str; 2]
 where
     P: PrefillStage,

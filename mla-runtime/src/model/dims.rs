@@ -1,19 +1,20 @@
 //! The dimensions of an MLA model.
 //!
-//! Four numbers fix every shape: the width of the latent (L), of a head's part without rotary
-//! embedding (P), of its rotary part (R), and of its value (V). The cache holds L + R values per
-//! token, whatever the number of heads.
+//! Four widths determine every shape: that of the latent (L), and those of one head's part without
+//! rotary embedding (P), of its rotary part (R), and of its value (V). The cache holds L + R values
+//! per token, whatever the number of heads.
 
 use std::fmt;
 
 use crate::setters::setters;
 use crate::text::{self, Text};
 
-/// The largest dimension or count that is accepted: far beyond any model's, and small enough that
-/// products of a few of them can be formed without fear.
+/// The largest accepted dimension or count. It is far beyond any model's, and products of a few
+/// such numbers do not overflow 64 bits.
 pub const MAX_DIM: u32 = 65536;
 
-/// The per-head dimensions (P, R, V) of the expanded form, which backends list as supported.
+/// The per-head dimensions (P, R, V) of the expanded form. Backends list the dimensions that they
+/// support.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 #[non_exhaustive]
 pub struct HeadDims {
@@ -29,7 +30,7 @@ impl HeadDims {
     /// The dimensions of DeepSeek-V2, V3 and R1: (128, 64, 128).
     pub const R1: Self = Self::new(128, 64, 128);
 
-    /// (P, R, V) in that order.
+    /// Dimensions (P, R, V), in this order.
     pub const fn new(nope: u32, rope: u32, v: u32) -> Self {
         Self { nope, rope, v }
     }
@@ -45,12 +46,12 @@ impl HeadDims {
         self.nope.saturating_add(self.rope)
     }
 
-    /// P + V: what one head contributes to the columns of `W_kv_b`.
+    /// P + V: the number of columns of `W_kv_b` that belong to one head.
     pub const fn kv_b(self) -> u32 {
         self.nope.saturating_add(self.v)
     }
 
-    /// Equality, usable in constants.
+    /// Returns true if both are equal. Usable in constants.
     pub const fn same(self, other: Self) -> bool {
         self.nope == other.nope && self.rope == other.rope && self.v == other.v
     }
@@ -84,7 +85,7 @@ impl MlaDims {
     /// The dimensions of DeepSeek-V2, V3 and R1: L = 512 and (128, 64, 128).
     pub const R1: Self = Self::new(512, HeadDims::R1);
 
-    /// The dimensions L and (P, R, V).
+    /// Dimensions with this latent width L and these per-head dimensions (P, R, V).
     pub const fn new(latent: u32, head: HeadDims) -> Self {
         Self { latent, head }
     }
@@ -94,7 +95,7 @@ impl MlaDims {
         with_head(head: HeadDims);
     }
 
-    /// L + R: the values of one cache row, and the width of an absorbed query head.
+    /// L + R: the number of values in a cache row, and the width of an absorbed query head.
     pub const fn row(self) -> u32 {
         self.latent.saturating_add(self.head.rope)
     }

@@ -1,4 +1,4 @@
-//! The element types that queries, keys, values and weights come in.
+//! The element types of queries, keys, values and weights.
 
 use std::fmt;
 
@@ -36,7 +36,7 @@ impl DType {
         }
     }
 
-    /// Equality, usable in constants.
+    /// Returns true if both are equal. Usable in constants.
     pub const fn same(self, other: Self) -> bool {
         self as u8 == other as u8
     }
@@ -48,15 +48,15 @@ impl fmt::Display for DType {
     }
 }
 
-/// A Rust type that is the element of a [`DType`].
+/// A Rust type of the elements of a [`DType`].
 pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + 'static {
     /// The dtype of this type.
     const DTYPE: DType;
 
-    /// Exact.
+    /// Converts to f32 exactly.
     fn to_f32(self) -> f32;
 
-    /// Rounded to nearest, ties to even.
+    /// Converts from f32, rounded to nearest, ties to even.
     fn from_f32(value: f32) -> Self;
 }
 

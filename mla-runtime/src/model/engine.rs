@@ -1,4 +1,4 @@
-//! The work that a model leaves to the engine around its attention: gates, factors of latents,
+//! The work around attention that a model leaves to the engine: gates, factors of latents, and
 //! norms.
 
 use serde_json::Value;
@@ -6,12 +6,12 @@ use serde_json::Value;
 use super::fields::{Fields, invalid};
 use super::{ModelConfig, ModelError};
 
-/// The values that a gate of the layer's output has for each token.
+/// The number of values per token of a gate on the layer's output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum GateGranularity {
-    /// One for each head and value: H·V.
+    /// One value for each element of each head: H·V.
     HeadAndValue,
-    /// One for each head: H.
+    /// One value for each head: H.
     Head,
 }
 
@@ -58,13 +58,13 @@ pub(super) fn gate(fields: &Fields<'_>) -> Result<Option<GateGranularity>, Model
     match (switches.contains(&Some(true)), first) {
         (true, None) => Ok(Some(GateGranularity::HeadAndValue)),
         (false, None) => Ok(None),
-        // A class writes its default granularity beside a gate that is off.
+        // Some model classes write their default granularity although the gate is off.
         (false, Some(_)) if switches.contains(&Some(false)) => Ok(None),
         (_, Some((_, granularity))) => Ok(granularity),
     }
 }
 
-/// A word for a gate's granularity: `None` if it says that there is no gate.
+/// Reads the name of a gate's granularity. `None` means that there is no gate.
 fn granularity(
     field: String,
     value: &Value,
@@ -81,24 +81,24 @@ fn granularity(
     }
 }
 
-/// True if rotary keys go through a norm of their own before they are rotated.
+/// Returns true if rotary keys pass through a norm of their own before they are rotated.
 pub(super) fn rotary_key_norm(fields: &Fields<'_>) -> Result<bool, ModelError> {
     fields.flag("k_rope_only_layernorm")
 }
 
 impl ModelConfig {
-    /// The factor of latents of a rank that are scaled, √(hidden size / rank), if the configuration
-    /// gives the width of the hidden state. The cache holds latents that are scaled; rotary keys
-    /// are not.
+    /// The scale factor of latents with `rank` values, √(hidden size / rank); `None` if the
+    /// configuration lacks the width of the hidden state. If a model scales the latents of keys and
+    /// values, the cache holds them scaled. Rotary keys are not scaled.
     pub fn latent_factor(&self, rank: u32) -> Option<f64> {
         let hidden = f64::from(self.hidden_size?);
         Some((hidden / f64::from(rank)).sqrt())
     }
 
-    /// The factor of a query at `position`; `None` if the model has none. A layer whose
-    /// configuration has the [scaling](Self::query_scaling) applies it. Otherwise the engine
-    /// multiplies all P+R values of a query by it, after rotation, before it passes them. Cached
-    /// keys have no part in it.
+    /// The scale factor of a query at `position`; `None` if the model has none. A layer whose
+    /// configuration has the [scaling](Self::query_scaling) applies the factor. Otherwise the
+    /// engine multiplies all P+R values of a query by it, after the rotation and before it passes
+    /// the query. Cached keys are not scaled.
     pub fn query_factor(&self, position: u32) -> Option<f64> {
         self.query_scaling.map(|scaling| scaling.factor(position))
     }
@@ -108,7 +108,8 @@ impl ModelConfig {
         self.index_layers.has_indexer(layer)
     }
 
-    /// The layer whose list of slots a layer uses: itself, if it has an indexer or no list.
+    /// The layer whose list of slots a layer uses. It is the layer itself if that has an indexer or
+    /// uses no list.
     pub const fn list_source(&self, layer: u32) -> u32 {
         self.index_layers.source(layer)
     }
@@ -118,13 +119,13 @@ impl ModelConfig {
         self.index_layers.indexers(layers)
     }
 
-    /// Counts the layers of a sparse model that attend to all tokens among the first `layers`.
+    /// Counts the layers of a sparse model among the first `layers` that attend to all tokens.
     pub fn dense_layers(&self, layers: u32) -> u32 {
         self.index_layers.dense(layers)
     }
 
-    /// Sentences about what the engine does itself around the attention, and what implementations
-    /// disagree about.
+    /// Describes the work around attention that the engine must do itself, and the points on which
+    /// implementations disagree.
     pub fn engine_work(&self) -> Vec<String> {
         let mut work = Vec::new();
         if let Some(values) = self.output_gate {
@@ -204,7 +205,8 @@ impl ModelConfig {
         work
     }
 
-    /// The numbers that public implementations disagree about, and the one that is taken.
+    /// Describes the numbers that public implementations disagree about, and those that are used
+    /// here.
     fn disputed(&self) -> Vec<String> {
         let mut disputed = Vec::new();
         let plain = 1.0 / f64::from(self.dims.head.qk()).sqrt();

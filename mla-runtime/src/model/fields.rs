@@ -1,11 +1,12 @@
-//! A configuration's objects, and typed access to their fields.
+//! The objects of a configuration, and typed access to their fields.
 
 use serde_json::{Map, Value};
 
 use super::{MAX_DIM, MAX_POSITIONS, ModelError, names};
 use crate::model::DType;
 
-/// The objects in which fields are looked for, the innermost first, each with its path.
+/// The objects in which fields are looked for, each with its path. The innermost object comes
+/// first.
 pub(super) struct Fields<'a> {
     levels: Vec<(String, &'a Map<String, Value>)>,
 }
@@ -17,7 +18,7 @@ fn object<'a>(value: &'a Value, place: &'static str) -> Result<&'a Map<String, V
     })
 }
 
-/// The fields that an object has by any of a key's spellings and that are not null.
+/// The fields of an object that are not null and have one of a key's spellings.
 fn present<'a>(object: &'a Map<String, Value>, field: &str) -> Option<(String, &'a Value)> {
     names::spellings(field).find_map(|name| {
         let value = object.get(name).filter(|value| !value.is_null())?;
@@ -25,17 +26,17 @@ fn present<'a>(object: &'a Map<String, Value>, field: &str) -> Option<(String, &
     })
 }
 
-/// True if an object, or one within it, has the width of latents.
+/// Returns true if an object, or an object within it, gives the width of latents.
 fn holds_dims(object: &Map<String, Value>) -> bool {
     let within = |name: &&str| object.get(*name).and_then(Value::as_object);
     present(object, "kv_lora_rank").is_some()
         || names::NESTED.iter().filter_map(within).any(holds_dims)
 }
 
-/// An object by its name within another.
+/// An object within another, with its name.
 type Named<'a> = (&'static str, &'a Map<String, Value>);
 
-/// The text model within an object, if there is one: the one that has the dimensions.
+/// The text model within an object, if there is one: the inner object that has the dimensions.
 fn text_model(outer: &Map<String, Value>) -> Result<Option<Named<'_>>, ModelError> {
     let mut found = Vec::new();
     for name in names::NESTED {
@@ -67,13 +68,13 @@ impl<'a> Fields<'a> {
         Ok(Self { levels })
     }
 
-    /// The objects, the innermost first, each with what stands before a field's name.
+    /// The objects, the innermost first. Each has the path that precedes a field's name.
     pub(super) fn levels(&self) -> &[(String, &'a Map<String, Value>)] {
         &self.levels
     }
 
-    /// Refuses a model with another form of attention: it has neither of the fields that make up
-    /// latent attention. A model that lacks only one of them is refused by the missing field
+    /// Refuses a model with another form of attention, which has neither of two fields of latent
+    /// attention. A model that lacks only one of them gets an error about the missing field
     /// instead.
     pub(super) fn check_form(&self) -> Result<(), ModelError> {
         let field = "kv_lora_rank";
@@ -87,8 +88,8 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// A field that is there and not null, and its path. The innermost object that has it wins, and
-    /// all before the class of the model's family.
+    /// A field that is present and not null, with its path. The innermost object that has the field
+    /// wins. The default of the model's family comes last.
     pub(super) fn get(&self, field: &str) -> Option<(String, &'a Value)> {
         let given = self.levels.iter().find_map(|(path, object)| {
             present(object, field).map(|(name, value)| (format!("{path}{name}"), value))
@@ -96,7 +97,7 @@ impl<'a> Fields<'a> {
         given.or_else(|| self.default(field))
     }
 
-    /// The value that the class of the model's family has for a field.
+    /// The default value of a field in the model's family.
     fn default(&self, field: &str) -> Option<(String, &'a Value)> {
         let families = names::DEFAULTS.as_object()?.iter();
         let mut own = families.filter(|(family, _)| self.is_of(&[family.as_str()]));
@@ -106,19 +107,20 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// True if a field is there, be it null.
+    /// Returns true if a field is present, even if it is null.
     pub(super) fn has_key(&self, field: &str) -> bool {
         self.levels
             .iter()
             .any(|(_, object)| object.contains_key(field))
     }
 
-    /// True for the file of DeepSeek's own inference program.
+    /// Returns true for a configuration of DeepSeek's own inference program.
     pub(super) fn is_of_inference(&self) -> bool {
         self.has_key("inter_dim")
     }
 
-    /// True if the model, or one around it, is of a family by its `model_type`.
+    /// Returns true if the `model_type` of the model, or of a model around it, begins with one of
+    /// these family names.
     pub(super) fn is_of(&self, families: &[&str]) -> bool {
         self.levels.iter().any(|(_, object)| {
             let kind = object.get("model_type").and_then(Value::as_str);
@@ -126,7 +128,7 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// The places in which a field was looked for in vain.
+    /// The places where a field was looked for but not found.
     pub(super) fn looked_for(&self, field: &str) -> String {
         let places = self.levels.iter().map(|(path, _)| format!("{path}{field}"));
         places.collect::<Vec<_>>().join(" or ")
@@ -142,7 +144,7 @@ impl<'a> Fields<'a> {
             .ok_or_else(|| invalid(path, value, &accepted(min)))
     }
 
-    /// A positive number. 0 and −1 mean that there is none.
+    /// A positive number. The values 0 and −1 mean that there is none.
     pub(super) fn optional_or_none(&self, field: &str) -> Result<Option<u32>, ModelError> {
         match self.get(field) {
             Some((_, value)) if matches!(value.as_f64(), Some(0.0 | -1.0)) => Ok(None),
@@ -177,7 +179,7 @@ impl<'a> Fields<'a> {
         Ok(hidden / heads)
     }
 
-    /// Refuses a width that says the same as others and differs from them.
+    /// Refuses a width that contradicts other fields.
     pub(super) fn check_width(&self, field: &str, expected: u32) -> Result<(), ModelError> {
         match (self.get(field), self.optional(field, 0)?) {
             (Some((path, value)), Some(given)) if given != expected => Err(invalid(
@@ -195,7 +197,7 @@ impl<'a> Fields<'a> {
             let dtype = match name.map(|name| name.strip_prefix("torch.").unwrap_or(name)) {
                 Some("float32") => DType::F32,
                 Some("float16") => DType::F16,
-                // DeepSeek's own files say fp8 of weights; activations are bf16.
+                // In DeepSeek's own files fp8 is the type of the weights; activations are bf16.
                 Some("bfloat16" | "bf16" | "fp8") => DType::BF16,
                 _ => return Err(invalid(path, value, "float32, float16 or bfloat16")),
             };
@@ -214,12 +216,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// True if a field is; it is false if it is left out.
+    /// Returns true if a flag is present and true.
     pub(super) fn flag(&self, field: &str) -> Result<bool, ModelError> {
         Ok(self.switch(field)?.unwrap_or(false))
     }
 
-    /// A flag, if it is there.
+    /// The value of a flag, if it is present.
     pub(super) fn switch(&self, field: &str) -> Result<Option<bool>, ModelError> {
         match self.get(field) {
             None => Ok(None),
@@ -228,7 +230,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A positive integer of any size that a position may have.
+    /// A positive integer, as large as a position can be.
     pub(super) fn count(&self, field: &str) -> Result<Option<u32>, ModelError> {
         let Some((path, value)) = self.get(field) else {
             return Ok(None);
@@ -256,11 +258,11 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A count, which some files write with a decimal point: 4096.0.
+/// An integer. Some files write it with a decimal point: 4096.0.
 pub(super) fn integer(value: &Value) -> Option<u32> {
     let number = value.as_f64()?;
     let is_count = number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number);
-    // Exact: a whole number of 32 bits.
+    // The conversion is exact, because the number is an integer of 32 bits.
     is_count.then_some(number as u32)
 }
 
@@ -276,7 +278,7 @@ fn accepted(min: u32) -> String {
     format!("an integer from {min} to {MAX_DIM}")
 }
 
-/// A JSON value in one short line.
+/// Shows a JSON value in one short line.
 pub(super) fn shown(value: &Value) -> String {
     match value {
         Value::Object(_) => "an object".into(),
@@ -291,8 +293,9 @@ pub(super) fn shown(value: &Value) -> String {
     }
 }
 
-/// The JSON of a text as Python writes it, which may begin with a byte order mark and have numbers
-/// that JSON lacks, such as NaN. They become strings, which no field for a number accepts.
+/// Parses JSON as Python writes it. Such a text may begin with a byte order mark, and it may
+/// contain numbers that JSON lacks, such as NaN. They become strings, which no numeric field
+/// accepts.
 pub(super) fn parse(text: &str) -> Result<Value, ModelError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     serde_json::from_str(&with_quoted_numbers(text)).map_err(|error| ModelError::NotJson {
@@ -312,7 +315,7 @@ fn with_quoted_numbers(text: &str) -> String {
             rest = &rest[number.len()..];
             continue;
         }
-        // An escaped character ends no string.
+        // An escaped quote does not end the string.
         let escaped = rest.chars().nth(1).filter(|_| in_string && next == '\\');
         in_string ^= next == '"';
         quoted.push(next);

@@ -8,8 +8,8 @@ use super::layers::{Kind, Layers};
 use crate::Error;
 use crate::model::{IndexDims, IndexLayers, IndexerConfig, LayerLists, MAX_LAYERS, RotaryStyle};
 
-/// Returns the reason why [`IndexerConfig`] cannot express the indexer that a configuration
-/// describes, if it cannot. The engine makes the lists then.
+/// Returns the reason why [`IndexerConfig`] cannot express the described indexer, if there is one.
+/// The engine then makes the lists itself.
 pub(super) fn foreign(fields: &Fields<'_>, rope: u32) -> Result<Option<&'static str>, ModelError> {
     let norm = match fields.get("index_k_norm_type") {
         None => None,
@@ -24,7 +24,7 @@ pub(super) fn foreign(fields: &Fields<'_>, rope: u32) -> Result<Option<&'static 
     let always = always.then_some("its lists always have the first or the last tokens");
     let last = fields.is_of(&["hy_v4"]);
     let last = last.then_some("the last values of its queries and keys are rotated");
-    // A key for each token is no pool, whatever is said of pools.
+    // If each token has its own key, there are no pools, whatever the other fields say.
     let is_pooled = pool(fields)? > 1;
     let mut pools = (is_pooled && rope > 0).then_some("its pools are of rotated keys");
     for field in ["index_kpool_always_select_tail", "index_kpool_compress"] {
@@ -35,12 +35,12 @@ pub(super) fn foreign(fields: &Fields<'_>, rope: u32) -> Result<Option<&'static 
     Ok(last.or(always).or(norm).or(pools))
 }
 
-/// The tokens that share an index key.
+/// The number of tokens that share an index key.
 fn pool(fields: &Fields<'_>) -> Result<u32, ModelError> {
     Ok(fields.optional("index_kpool", 1)?.unwrap_or(1))
 }
 
-/// The indexer, if the configuration has its heads and widths.
+/// The indexer, if the configuration gives its heads and widths.
 pub(super) fn indexer(
     fields: &Fields<'_>,
     rope: u32,
@@ -56,7 +56,7 @@ pub(super) fn indexer(
     if !is_described || is_off {
         return Ok(None);
     }
-    // Pools of rotated keys are foreign.
+    // This crate has no pools of rotated keys.
     let pool = if rope == 0 { pool(fields)? } else { 1 };
     let list = fields.required("index_topk", 1)?;
     if !list.is_multiple_of(pool) {
@@ -73,7 +73,7 @@ pub(super) fn indexer(
             rope,
             topk: list,
             pool,
-            // Pools whose tokens come with up to K drafts.
+            // The tail has room for a pool and up to K draft tokens.
             tail: if pool > 1 { 2 * pool } else { 0 },
         },
         rotary: style,
@@ -102,9 +102,9 @@ pub(super) fn indexer(
     }
 }
 
-/// The layers with an indexer, from any of four spellings, which have to agree. The spellings count
-/// all of a model's layers. A layer with linear attention has no number among the layers with a
-/// cache.
+/// The layers with an indexer, from any of four spellings. If several are present, they must agree.
+/// The spellings count all layers of a model, but layers with linear attention have no number among
+/// the layers with a cache.
 pub(super) fn layers(fields: &Fields<'_>, layers: &Layers) -> Result<IndexLayers, ModelError> {
     let spellings = [
         by_types(fields, layers)?,
@@ -115,7 +115,7 @@ pub(super) fn layers(fields: &Fields<'_>, layers: &Layers) -> Result<IndexLayers
     let mut given = spellings.into_iter().flatten();
     let Some((first, found)) = given.next() else {
         return match (layers.all, fields.is_of(&["hy_v4"])) {
-            // Its class has them in layers 0, 1, 5, 9 and so on.
+            // The class of this family has indexers in the layers 0, 1, 5, 9 and so on.
             (_, true) => every(layers, 4, 2),
             (Some(all), false) => {
                 Ok(lists(layers, &vec![false; all as usize]).unwrap_or(IndexLayers::ALL))
@@ -134,7 +134,8 @@ pub(super) fn layers(fields: &Fields<'_>, layers: &Layers) -> Result<IndexLayers
     }
 }
 
-/// The layers with a cache, of which `shared` says that some use an earlier one's list.
+/// The lists of the layers with a cache. A layer that is marked in `shared` uses the list of an
+/// earlier layer.
 fn lists(layers: &Layers, shared: &[bool]) -> Option<IndexLayers> {
     let lists = shared.iter().enumerate();
     IndexLayers::from_lists(lists.filter_map(|(layer, shares)| {
@@ -147,7 +148,7 @@ fn lists(layers: &Layers, shared: &[bool]) -> Option<IndexLayers> {
     }))
 }
 
-/// A spelling's field, and what it says.
+/// A spelling's field, and the layers that it describes.
 type Spelling = Option<(String, IndexLayers)>;
 
 /// `indexer_types`: `["full", "shared", …]`.
@@ -167,7 +168,8 @@ fn by_types(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling, ModelError
     listed(field, value, shared, layers, what).map(Some)
 }
 
-/// `index_topk_pattern`: `"FSSS…"`, or a list of such letters; a C computes, as an F does.
+/// `index_topk_pattern`: `"FSSS…"`, or a list of such letters. C means the same as F: the layer has
+/// an indexer.
 fn by_pattern(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling, ModelError> {
     let Some((field, value)) = fields.get("index_topk_pattern") else {
         return Ok(None);
@@ -222,8 +224,8 @@ fn listed(
     })
 }
 
-/// An indexer in one of `freq` layers from `offset` on. A layer behind the last one that is
-/// described has an indexer of its own.
+/// An indexer in every `freq`-th layer from `offset` on. A layer after the last described one has
+/// its own indexer.
 fn every(layers: &Layers, freq: u32, offset: u32) -> Result<IndexLayers, ModelError> {
     let count = layers.all.unwrap_or(MAX_LAYERS);
     let shares = |layer: u32| !(layer + 1).saturating_sub(offset).is_multiple_of(freq);
@@ -235,7 +237,7 @@ fn every(layers: &Layers, freq: u32, offset: u32) -> Result<IndexLayers, ModelEr
     })
 }
 
-/// `index_topk_freq` and `index_skip_topk_offset`, 2 if it is left out.
+/// `index_topk_freq` with `index_skip_topk_offset`, whose default is 2.
 fn by_frequency(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling, ModelError> {
     let name = "index_topk_freq";
     let offset = fields.optional("index_skip_topk_offset", 1)?.unwrap_or(2);
@@ -245,7 +247,7 @@ fn by_frequency(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling, ModelE
     }
 }
 
-/// `cli_factor`: runs of this number of attentions use the list of the first.
+/// `cli_factor`: a run of this number of attentions uses the list of the first one.
 fn by_runs(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling, ModelError> {
     match fields.optional("cli_factor", 1)? {
         None => Ok(None),
@@ -309,7 +311,7 @@ mod tests {
 
     #[test]
     fn reads_all_three_spellings_of_sharing() {
-        // GLM-5.2's layers; this file has GLM-5's rotation.
+        // This file has GLM-5.2's layers and GLM-5's rotation.
         let expected = Ok(ModelConfig {
             index_layers: ModelConfig::preset("glm-5.2").unwrap().index_layers,
             ..ModelConfig::preset("glm-5").unwrap()

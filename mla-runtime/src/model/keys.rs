@@ -1,9 +1,9 @@
-//! The check of a configuration's keys against the tables of names.
+//! Checks a configuration's keys against the tables of names.
 
 use super::fields::{Fields, shown};
 use super::{ModelError, names};
 
-/// Refuses keys that may change numbers and are not read, and spellings that disagree.
+/// Refuses unknown keys that may change the results, and spellings that disagree.
 pub(super) fn check(fields: &Fields<'_>) -> Result<(), ModelError> {
     let of_inference = |key: &str| {
         fields.is_of_inference() && names::OF_INFERENCE.iter().any(|(name, ..)| *name == key)

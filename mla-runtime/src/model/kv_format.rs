@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::model::{DType, MlaDims};
 
-/// Writes the formats and all that lists them.
+/// Declares the formats and everything that lists them.
 macro_rules! formats {
     ($($(#[doc = $doc:literal])* $format:ident = $name:literal,)*) => {
         /// The layout of a cache row: the latent (L values), then the rotary key (R values).
@@ -36,17 +36,18 @@ formats! {
     BF16 = "bf16",
     /// L + R bytes of e4m3 with one scale for the whole tensor: stored = value / scale.
     Fp8 = "fp8",
-    /// L bytes of e4m3, then L/128 f32 scales (one per 128 values: readers take any, our writers
-    /// round up to a power of two), then R values of bf16: 656 bytes at L = 512, R = 64.
+    /// L bytes of e4m3, then L/128 f32 scales (one per 128 values), then R values of bf16: 656
+    /// bytes at L = 512, R = 64. Readers accept any scales; our writers round them up to powers of
+    /// two.
     Fp8DsMla = "fp8_ds_mla",
     /// L bytes of e4m3, R values of bf16, then the latent's f32 scale at the next multiple of 4
-    /// bytes: 644 bytes at L = 512, R = 64. Readers take any scale; our writers store the largest
-    /// magnitude divided by 448. Kernels of GPUs take pitches of whole 16 bytes, here 656.
+    /// bytes: 644 bytes at L = 512, R = 64. Readers accept any scale; our writers store the largest
+    /// magnitude divided by 448. GPU kernels need a pitch that is a multiple of 16 bytes, here 656.
     Fp8PerToken = "fp8_per_token",
 }
 
 impl KvFormat {
-    /// Latent values that share one scale in [`KvFormat::Fp8DsMla`].
+    /// The number of latent values that share one scale in [`KvFormat::Fp8DsMla`].
     pub const DS_MLA_GROUP: u32 = 128;
 
     /// The unquantised format that holds values of `dtype`.
@@ -58,7 +59,7 @@ impl KvFormat {
         }
     }
 
-    /// The dtype of the stored values, or `None` where they are quantised.
+    /// The dtype of the stored values; `None` if they are quantised.
     pub const fn dtype(self) -> Option<DType> {
         match self {
             Self::F32 => Some(DType::F32),
@@ -68,7 +69,7 @@ impl KvFormat {
         }
     }
 
-    /// Returns true if a cache has one scale,
+    /// Returns true if the cache has one scale for all values,
     /// [`CacheLayout::scale`](crate::tensor::CacheLayout::scale): value = stored · scale.
     pub const fn has_tensor_scale(self) -> bool {
         match self {
@@ -77,13 +78,13 @@ impl KvFormat {
         }
     }
 
-    /// Returns true if rows of these dimensions can be laid out in this format.
+    /// Returns true if the format can hold rows of these dimensions.
     pub const fn holds(self, dims: MlaDims) -> bool {
         dims.latent.is_multiple_of(self.latent_multiple())
     }
 
-    /// The number that divides the latent's width: `Fp8DsMla` has whole groups of 128, and what
-    /// follows the latent of `Fp8PerToken` is aligned to 4 bytes.
+    /// A number that must divide the latent's width. `Fp8DsMla` has whole groups of 128. In
+    /// `Fp8PerToken` the values after the latent are aligned to 4 bytes.
     pub const fn latent_multiple(self) -> u32 {
         match self {
             Self::F32 | Self::F16 | Self::BF16 | Self::Fp8 => 1,
@@ -92,8 +93,8 @@ impl KvFormat {
         }
     }
 
-    /// Returns true if latents and rotary keys may lie in two tensors. `Fp8DsMla` and `Fp8PerToken`
-    /// are one row.
+    /// Returns true if latents and rotary keys may be in two tensors. In `Fp8DsMla` and
+    /// `Fp8PerToken` they form one row.
     pub const fn splits(self) -> bool {
         match self {
             Self::F32 | Self::F16 | Self::BF16 | Self::Fp8 => true,
@@ -101,13 +102,14 @@ impl KvFormat {
         }
     }
 
-    /// Bytes of one row: those of the latent and of the rotary key.
+    /// Bytes of one row: the latent and the rotary key.
     pub const fn row_bytes(self, dims: MlaDims) -> usize {
         self.latent_bytes(dims) + self.rope_bytes(dims)
     }
 
-    /// Bytes from one row to the next in a cache that the library lays out: the next multiple of 16
-    /// in `Fp8PerToken`, as kernels of GPUs want it, and a row in every other format.
+    /// Bytes from one row to the next in a cache that the library lays out. In `Fp8PerToken` this
+    /// is the next multiple of 16, which GPU kernels need. In every other format it is the size of
+    /// a row.
     pub const fn pitch(self, dims: MlaDims) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 | Self::Fp8 | Self::Fp8DsMla => self.row_bytes(dims),
@@ -115,8 +117,8 @@ impl KvFormat {
         }
     }
 
-    /// Bytes of a latent, with its scales in `Fp8DsMla`, behind which the rotary key of a row
-    /// begins.
+    /// Bytes of a latent, including its scales in `Fp8DsMla`. In a row, the rotary key begins after
+    /// them.
     pub const fn latent_bytes(self, dims: MlaDims) -> usize {
         let latent = dims.latent as usize;
         match self {
@@ -127,7 +129,7 @@ impl KvFormat {
         }
     }
 
-    /// Bytes of a rotary key, with the scale behind it in `Fp8PerToken`.
+    /// Bytes of a rotary key, including the scale after it in `Fp8PerToken`.
     pub const fn rope_bytes(self, dims: MlaDims) -> usize {
         let rope = dims.head.rope as usize;
         match self {
@@ -138,7 +140,7 @@ impl KvFormat {
         }
     }
 
-    /// Equality, usable in constants.
+    /// Returns true if both are equal. Usable in constants.
     pub const fn same(self, other: Self) -> bool {
         self as u8 == other as u8
     }

@@ -1,5 +1,5 @@
-//! The layers of a model, by their attention. Some models have layers with linear attention, which
-//! have no cache of rows; and some layers of a sparse model attend to all tokens.
+//! The kinds of attention in a model's layers. Some models have layers with linear attention, which
+//! have no cache of rows. Some layers of a sparse model attend to all tokens.
 
 use serde_json::Value;
 
@@ -16,29 +16,30 @@ pub(super) enum Kind {
     Full,
     /// Multi-head latent attention to the tokens of a list.
     Sparse,
-    /// A linear one.
+    /// Linear attention.
     Linear,
 }
 
 /// The layers of a model.
 pub(super) struct Layers {
-    /// All attentions, if the configuration says: two for each layer of some models.
+    /// The number of all attentions, if the configuration gives it. Some models have two for each
+    /// layer.
     pub(super) all: Option<u32>,
-    /// The attention of each, if it says so.
+    /// The kind of each attention, if the configuration gives it.
     kinds: Option<Vec<Kind>>,
-    /// True if the kinds come from names that tell sparse layers from others.
+    /// True if the kinds come from names that distinguish sparse layers from others.
     named: bool,
-    /// True if some are named sparse, so that the others are not.
+    /// True if some layers are named sparse, so that the others are not sparse.
     mixed: bool,
 }
 
 impl Layers {
-    /// The number of layers with a cache, if the configuration says.
+    /// The number of layers with a cache, if the configuration gives it.
     pub(super) fn own(&self) -> Option<u32> {
         self.all.map(|all| all - self.other())
     }
 
-    /// The number of layers with a linear attention.
+    /// The number of layers with linear attention.
     pub(super) fn other(&self) -> u32 {
         let linear = |kind: &&Kind| **kind == Kind::Linear;
         let kinds = self.kinds.iter().flatten();
@@ -46,7 +47,7 @@ impl Layers {
         kinds.filter(linear).count() as u32
     }
 
-    /// The kind of a layer; sparse if it has a cache and no name.
+    /// The kind of a layer. A layer that has a cache but no named kind is sparse.
     pub(super) fn kind(&self, layer: usize) -> Kind {
         let kinds = self.kinds.as_ref();
         kinds.map_or(Kind::Sparse, |kinds| match kinds[layer] {
@@ -55,7 +56,8 @@ impl Layers {
         })
     }
 
-    /// Refuses names of layers that contradict a sparse model's list length, or its absence.
+    /// Refuses names of layers that contradict the presence or absence of a sparse model's list
+    /// length.
     pub(super) fn check_topk(&self, topk: Option<u32>) -> Result<(), ModelError> {
         if !self.named {
             return Ok(());
@@ -80,7 +82,8 @@ impl Layers {
 /// A spelling's field, and the kinds that it gives.
 type Spelling = Option<(String, Vec<Kind>)>;
 
-/// Reads any of four spellings, which have to agree; without one, all have this attention.
+/// Reads the kinds from any of four spellings. If several are present, they must agree. Without
+/// any, all layers have latent attention.
 pub(super) fn read(fields: &Fields<'_>) -> Result<Layers, ModelError> {
     let types = by_types(fields, count(fields)?)?;
     let counted = match &types {
@@ -123,7 +126,7 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Layers, ModelError> {
     }
 }
 
-/// The layers with this attention by number, from 0 on.
+/// Shows the numbers of the layers with latent attention, counted from 0.
 fn numbers(kinds: &[Kind]) -> String {
     let own = kinds.iter().enumerate();
     let own = own.filter(|(_, kind)| **kind != Kind::Linear);
@@ -131,7 +134,8 @@ fn numbers(kinds: &[Kind]) -> String {
     format!("layers {own:?}")
 }
 
-/// The attentions of a model: `num_layers` are LongCat's, of which each has two.
+/// The number of attentions of a model. LongCat's models give `num_layers`, and each of these
+/// layers has two attentions.
 fn count(fields: &Fields<'_>) -> Result<Option<u32>, ModelError> {
     let [hidden, field] = ["num_hidden_layers", "num_layers"];
     let (layers, pairs) = (fields.optional(hidden, 1)?, fields.optional(field, 1)?);
@@ -145,7 +149,7 @@ fn count(fields: &Fields<'_>) -> Result<Option<u32>, ModelError> {
                 second_given: pairs.to_string(),
             })
         }
-        // Some programs count attentions in it, and some pairs of them.
+        // In this field some programs count attentions, and some count pairs of them.
         (Some(_), None) if two == 2 => fields.required(field, 1).map(Some),
         (None, Some(_)) if two == 1 && fields.get("layer_group_size").is_none() => {
             fields.required(hidden, 1).map(Some)
@@ -155,7 +159,8 @@ fn count(fields: &Fields<'_>) -> Result<Option<u32>, ModelError> {
     }
 }
 
-/// True for LongCat's models, but for its hybrids, which alternate with linear attention.
+/// Returns true for LongCat's models. Its hybrids are an exception: they alternate with linear
+/// attention.
 fn has_two_attentions(fields: &Fields<'_>) -> bool {
     let longcat = |(_, object): &(String, &serde_json::Map<String, Value>)| {
         let names = object.get("architectures").and_then(Value::as_array);
@@ -166,7 +171,7 @@ fn has_two_attentions(fields: &Fields<'_>) -> bool {
     is_longcat && fields.get("layer_group_size").is_none()
 }
 
-/// The names in `layer_types` of layers with this attention, if there is such a list.
+/// The names in `layer_types` of layers with latent attention, if there is such a list.
 pub(super) fn own_words<'a>(fields: &Fields<'a>) -> Option<Vec<&'a str>> {
     let types = fields
         .get("layer_types")
@@ -216,7 +221,7 @@ fn required(all: Option<u32>, fields: &Fields<'_>) -> Result<u32, ModelError> {
     }
 }
 
-/// Full attention in the listed layers of `all`, which ascend, and another in the rest.
+/// Gives the layers in `listed` full attention and all others linear attention. The list ascends.
 fn of_listed(listed: &[u32], all: u32) -> Vec<Kind> {
     let kind = |layer| match listed.binary_search(&layer) {
         Ok(_) => Kind::Full,
@@ -225,7 +230,7 @@ fn of_listed(listed: &[u32], all: u32) -> Vec<Kind> {
     (0..all).map(kind).collect()
 }
 
-/// `linear_attn_config`, with lists of layers by number: the first is 1, or 0 in `glm5_next`.
+/// `linear_attn_config`, with lists of layers by number. The first layer is 1, or 0 in `glm5_next`.
 fn by_linear_config(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, ModelError> {
     let Some((place, linear)) = fields.get("linear_attn_config") else {
         return Ok(None);
@@ -262,8 +267,8 @@ fn by_linear_config(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, M
     )))
 }
 
-/// `full_attention_layers`, whose first layer is 0: the others have the attention that
-/// `linear_attention_type` names, which is none if it is null.
+/// `full_attention_layers`, counted from 0. The other layers have the attention that
+/// `linear_attention_type` names. If that is null, all layers have full attention.
 fn by_list(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, ModelError> {
     let field = "full_attention_layers";
     let Some((path, listed)) = fields.get(field) else {
@@ -287,7 +292,8 @@ fn by_list(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, ModelError
     Ok(Some((path, kinds)))
 }
 
-/// Ascending numbers of layers, of which the first is `first`; they are returned from 0 on.
+/// Reads ascending numbers of layers. In the file they count from `first`; the result counts from
+/// 0.
 fn layer_list(field: String, listed: &Value, first: u32, all: u32) -> Result<Vec<u32>, ModelError> {
     let numbers: Option<Vec<u32>> = listed.as_array().and_then(|numbers| {
         let accepted = first..all + first;
@@ -305,7 +311,7 @@ fn layer_list(field: String, listed: &Value, first: u32, all: u32) -> Result<Vec
     }
 }
 
-/// `layer_group_size`: the last of each group has full attention, and so has every layer behind
+/// `layer_group_size`: the last layer of each group has full attention. So has every layer after
 /// the last whole group.
 fn by_groups(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, ModelError> {
     let field = "layer_group_size";

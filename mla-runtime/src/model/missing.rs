@@ -1,11 +1,12 @@
-//! Requests of models that no backend here fulfils: such a model is refused by its name.
+//! Properties of models that no backend here supports. An error names the field that asks for the
+//! property.
 
 use serde_json::Value;
 
 use super::ModelError;
 use super::fields::{Fields, shown};
 
-/// A field that asks for something, if its value is one of those that do.
+/// A field, and the values of it that ask for something missing.
 struct MissingFeature {
     field: &'static str,
     asks: fn(&Value) -> bool,
@@ -35,7 +36,7 @@ const ASKS: &[MissingFeature] = &[
     },
     MissingFeature {
         field: "attention_method",
-        // LongCat's LSA is this attention, to lists.
+        // LongCat's LSA is latent attention to lists of slots.
         asks: |value| !is_one_of(value, &["MLA", "LSA"]),
         missing: ANOTHER,
     },
@@ -119,19 +120,19 @@ fn is_one_of(value: &Value, words: &[&str]) -> bool {
     words.iter().any(|word| word.eq_ignore_ascii_case(given))
 }
 
-/// False for values that mean none: 0, −1, false or an empty list. Any other value asks for
-/// something.
+/// Returns false for values that mean "none": 0, −1, false or an empty list. Any other value asks
+/// for something.
 fn is_set(value: &Value) -> bool {
     let is_none = matches!(value.as_f64(), Some(0.0 | -1.0));
     !is_none && *value != false && value.as_array().is_none_or(|list| !list.is_empty())
 }
 
-/// Refuses a model that asks for what is missing.
+/// Refuses a model that asks for a missing property.
 pub(super) fn check(fields: &Fields<'_>) -> Result<(), ModelError> {
     for ask in ASKS {
         refuse(fields, ask.field, ask.missing, ask.asks)?;
     }
-    // Some configurations name the width of a window that no layer has.
+    // Some configurations give the width of a window although no layer has a window.
     match fields.get("use_sliding_window") {
         Some((_, Value::Bool(false))) => Ok(()),
         _ => refuse(fields, "sliding_window", WINDOW, is_set),
@@ -154,7 +155,7 @@ fn refuse(
     }
 }
 
-/// The refusal of a kind of layer by its name in `layer_types`.
+/// The error for a kind of layer that `layer_types` names.
 pub(super) fn layer(field: String, kind: &str) -> ModelError {
     let missing = match kind {
         "sliding_attention" => WINDOW,

@@ -1,7 +1,8 @@
 //! The facts of attention in a model's configuration.
 //!
-//! From the `config.json` that a model is published with ([`ModelConfig::from_hf_config`]), or by
-//! name for the public models whose numbers are known here ([`ModelConfig::preset`]).
+//! A configuration comes from the `config.json` that a model is published with
+//! ([`ModelConfig::from_hf_config`]). Public models that this crate knows can be loaded by name
+//! ([`ModelConfig::preset`]).
 
 mod dims;
 mod dtype;
@@ -30,58 +31,60 @@ pub use presets::{PRESETS, Preset};
 pub use rope::{QueryScaling, Rope, Yarn};
 pub use rotary_style::RotaryStyle;
 
-// Lengths are 32-bit signed integers on devices.
+// Lengths are signed 32-bit integers on devices.
 const MAX_POSITIONS: u32 = i32::MAX as u32;
 
-/// The attention of a model: one layer's dimensions and what they are used with.
+/// The attention of a model: the dimensions of one layer, and what the layers have in common.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct ModelConfig {
     /// L and (P, R, V).
     pub dims: MlaDims,
-    /// H: the query heads of the whole model; see [`Self::heads_per_rank`].
+    /// H: the number of query heads of the whole model; see [`Self::heads_per_rank`].
     pub heads: u32,
-    /// The layers with this attention, if the configuration says: those that have a cache, two for
-    /// each of LongCat's.
+    /// The number of layers with this attention, and so with a cache, if the configuration gives
+    /// it. Each of LongCat's layers counts twice.
     pub layers: Option<u32>,
-    /// The layers that have linear attention instead; 0 in most models. The engine's own business.
+    /// The number of layers that have linear attention instead; 0 in most models. The engine runs
+    /// these layers itself.
     pub other_layers: u32,
-    /// The element type of weights and activations, if the configuration says.
+    /// The element type of weights and activations, if the configuration gives it.
     pub dtype: Option<DType>,
-    /// The layers that predict further tokens, each with a cache of its own beside
-    /// [`Self::layers`]; they serve drafts, and an engine may leave them out.
+    /// The number of layers that predict further tokens. Each has a cache of its own, in addition
+    /// to those of [`Self::layers`]. They make drafts, and an engine may leave them out.
     pub draft_layers: u32,
-    /// The rank of the query projection; `None`: the query is projected in one step.
+    /// The rank of the query projection; `None` if the query is projected in one step.
     pub q_lora_rank: Option<u32>,
-    /// Sparse attention: how many cached tokens each query token attends to; `None`: all.
+    /// The number of cached tokens that each query token attends to in sparse attention; `None` if
+    /// it attends to all.
     pub index_topk: Option<u32>,
-    /// The indexer that chooses them, if the configuration describes one.
+    /// The indexer that chooses these tokens, if the configuration describes one.
     pub indexer: Option<IndexerConfig>,
-    /// The reason why [`IndexerConfig`] cannot express the indexer that the configuration
-    /// describes. The engine makes the lists then, and `indexer` is `None`.
+    /// The reason why [`IndexerConfig`] cannot express the indexer of the configuration. In this
+    /// case the engine makes the lists itself, and `indexer` is `None`.
     pub foreign_indexer: Option<&'static str>,
-    /// The layers that have an indexer, and those that share an earlier one's lists.
+    /// The layers that have an indexer, and those that share the list of an earlier layer.
     pub(crate) index_layers: IndexLayers,
     /// The rotary embedding.
     pub rope: Rope,
-    /// The values for each head, 1 or V, of a gate by whose sigmoid the engine multiplies the
-    /// layer's output before the output projection; `None`: there is none.
+    /// The number of gate values for each head, 1 or V; `None` if there is no gate. The engine
+    /// multiplies the layer's output by the sigmoid of the gate before the output projection.
     pub output_gate: Option<u32>,
-    /// True if each head has a learnt sink, which the engine passes as
+    /// True if each head has a learnt sink. The engine passes the sinks as
     /// [`LayerCall::sinks`](crate::layer::LayerCall::sinks).
     pub sinks: bool,
-    /// A factor of queries that grows with their position.
+    /// A scale factor of queries that grows with their position.
     pub query_scaling: Option<QueryScaling>,
-    /// True if the engine multiplies the query's latent by its [factor](Self::latent_factor) behind
-    /// its norm, and so all of the query.
+    /// True if the engine multiplies the query's latent by its [factor](Self::latent_factor) after
+    /// the norm. This scales the whole query.
     pub scaled_query_latents: bool,
-    /// True if it multiplies the latent of keys and values by its factor.
+    /// True if the engine multiplies the latent of keys and values by its factor.
     pub scaled_latents: bool,
-    /// The width of the hidden state, if latents are scaled and the configuration says.
+    /// The width of the hidden state, if latents are scaled and the configuration gives it.
     hidden_size: Option<u32>,
-    /// True if the engine normalises rotary keys before they are rotated.
+    /// True if the engine normalises rotary keys before it rotates them.
     pub rotary_key_norm: bool,
-    /// True if public implementations rotate the same weights by different [pairs](Rope::style).
+    /// True if public implementations disagree about the [pairs](Rope::style) that are rotated.
     pub rotary_style_is_disputed: bool,
 }
 
@@ -95,15 +98,15 @@ pub enum ModelError {
         /// The message of the JSON parser, with line and column.
         message: String,
     },
-    /// A part of the configuration that must be a JSON object is something else.
+    /// A part of the configuration is not a JSON object although it must be one.
     #[error("{place}: given {given}, accepted a JSON object")]
     NotAnObject {
         /// The part's name.
         place: &'static str,
-        /// The value as it was given.
+        /// The given value.
         given: String,
     },
-    /// A field that has no default is not there.
+    /// A field without a default is missing.
     #[error(
         "{field}: given nothing{}, accepted {accepted}",
         elsewhere(field, looked_for)
@@ -111,7 +114,7 @@ pub enum ModelError {
     Missing {
         /// The field's name.
         field: &'static str,
-        /// The places and names under which it was looked for.
+        /// The places and names under which the field was looked for.
         looked_for: String,
         /// The accepted values.
         accepted: String,
@@ -121,24 +124,24 @@ pub enum ModelError {
     Invalid {
         /// The field, with the object it is in: `text_config.v_head_dim`.
         field: String,
-        /// The value as it was given.
+        /// The given value.
         given: String,
         /// The accepted values.
         accepted: String,
     },
-    /// The model's attention needs what no backend here has.
+    /// The model's attention needs a property that no backend here has.
     #[error(
         "{field}: given {given}, accepted a model without {missing}, which no backend here has"
     )]
     Unsupported {
-        /// The field that asks for it, with the object it is in.
+        /// The field that asks for the property, with the object it is in.
         field: String,
-        /// Its value.
+        /// The field's value.
         given: String,
         /// The property that no backend has.
         missing: &'static str,
     },
-    /// A key whose name may be one of attention, and which is not known.
+    /// An unknown key, whose name suggests that it concerns attention.
     #[error(
         "{field}: given {given}, accepted nothing or null: it is not known if this changes the \
          attention"
@@ -146,22 +149,22 @@ pub enum ModelError {
     UnknownKey {
         /// The key, with the object it is in.
         field: String,
-        /// Its value.
+        /// The key's value.
         given: String,
     },
-    /// Two spellings of one field say different things.
+    /// Two spellings of one field contradict each other.
     #[error("{first}: given {first_given}, accepted {second_given}, as {second} has it")]
     Contradiction {
-        /// One field.
+        /// The first field.
         first: String,
-        /// Its value.
+        /// The first field's value.
         first_given: String,
-        /// The other field.
+        /// The second field.
         second: String,
-        /// Its value.
+        /// The second field's value.
         second_given: String,
     },
-    /// There is no preset of this name.
+    /// No preset has this name.
     #[error(
         "model: given {given:?}, accepted {}{}",
         preset_names(),
@@ -173,20 +176,20 @@ pub enum ModelError {
         /// The preset with the most similar name, if one is similar.
         suggestion: Option<&'static str>,
     },
-    /// Tensor parallelism that does not divide the heads.
+    /// The number of tensor-parallel ranks does not divide the number of heads.
     #[error(
         "ranks: given {given}, accepted a divisor of the {heads} heads: {}",
         divisors(*.heads)
     )]
     HeadsNotDivisible {
-        /// The model's heads.
+        /// The number of the model's heads.
         heads: u32,
-        /// The ranks asked for.
+        /// The given number of ranks.
         given: u32,
     },
 }
 
-// The places of a field that has others than its own name at the top.
+// The places of a field, unless it has only its own name at the top level.
 fn elsewhere(field: &str, looked_for: &str) -> String {
     match looked_for == field {
         true => String::new(),
@@ -211,14 +214,15 @@ fn divisors(heads: u32) -> String {
     divisors.join(", ")
 }
 
-/// L and (P, R, V).
+/// Reads L and (P, R, V).
 fn dims(fields: &Fields<'_>) -> Result<MlaDims, ModelError> {
     let heads = fields.required("num_attention_heads", 1)?;
     let nope = fields.required("qk_nope_head_dim", 1)?;
     let rope = fields.required("qk_rope_head_dim", 0)?;
     fields.check_width("qk_head_dim", nope + rope)?;
     fields.check_width("rotary_dim", rope)?;
-    // Rotary parts are absent, unlike those of `mla_use_nope`.
+    // With `use_mla_nope` there are no rotary parts. With `mla_use_nope` there are, but they are
+    // not rotated.
     let rope = match fields.flag("use_mla_nope")? {
         true => 0,
         false => rope,
@@ -233,22 +237,23 @@ impl ModelConfig {
     ///
     /// # Errors
     ///
-    /// If there is none ([`Preset::named`]), or the model needs what no backend here has.
+    /// If there is no such model ([`Preset::named`]), or if it needs a property that no backend
+    /// here has.
     pub fn preset(name: &str) -> Result<Self, ModelError> {
         Preset::named(name)?.config()
     }
 
     /// Reads the text of a Hugging Face `config.json`.
     ///
-    /// Every field is looked for in the text model within, if there is one (`text_config`,
-    /// `language_config`, `llm_config` or `thinker_config`, at any depth), then around it: the
-    /// innermost wins. Two spellings in one object have to agree. Mistral's own `params.json` is
-    /// read as well, a byte order mark and numbers that JSON lacks (`NaN`, `Infinity`) in fields of
-    /// others are passed over, and null says that a field is not there.
+    /// A field is looked for in the innermost text model first (`text_config`, `language_config`,
+    /// `llm_config` or `thinker_config`, at any depth), and then in the objects around it. The
+    /// innermost one wins. Two spellings in one object must agree. Null means that a field is
+    /// absent. Mistral's own `params.json` is read as well. A byte order mark is skipped, and so
+    /// are numbers that JSON lacks (`NaN`, `Infinity`) in fields that are not about attention.
     ///
-    /// Fields that are not about attention are ignored. A field whose name may be one of attention
-    /// (by `attention`, `index`, `gate`, `window`, `rope`, `scale`, `sink` and the like), and any
-    /// field of the rotary section, is known or refused by its name.
+    /// Fields that are not about attention are ignored. A field whose name suggests attention must
+    /// be known, or the error names it. Such names contain `attention`, `index`, `gate`, `window`,
+    /// `rope`, `scale`, `sink` and the like. The same holds for every field of the rotary section.
     ///
     /// | field | |
     /// |---|---|
@@ -256,43 +261,43 @@ impl ModelConfig {
     /// | `v_head_dim` | positive; MiniCPM3 leaves it out and means `hidden_size / num_attention_heads` |
     /// | `qk_rope_head_dim` | may be 0; R is 0 with `use_mla_nope`, too |
     /// | `attention_kv_lora_dim`, `attention_q_lora_dim`, `attention_qk_dim`, `attention_qk_rope_dim`, `attention_v_dim` | the same dimensions in openPangu |
-    /// | `use_mla` (`mla`, `multi_latent_attention`), `attention_method`, `attention_type`, `att_impl_type`, `softmax_type` | left out, or what says that this is the attention |
-    /// | `num_hidden_layers` (`n_layers`), or LongCat's `num_layers`, of which each has two caches | positive, or left out, or null |
+    /// | `use_mla` (`mla`, `multi_latent_attention`), `attention_method`, `attention_type`, `att_impl_type`, `softmax_type` | left out, or a value that means this attention |
+    /// | `num_hidden_layers` (`n_layers`), or LongCat's `num_layers`, each with two caches | positive, or left out, or null |
     /// | `q_lora_rank`, `index_topk` | positive; left out, null, 0 and −1: none |
-    /// | `num_nextn_predict_layers` (`num_mtp_layers`, `mtp_num_layers`) | layers of drafts |
-    /// | `layer_types`, `linear_attn_config.full_attn_layers` (from 1 on), `full_attention_layers` (from 0 on; all layers have it if `linear_attention_type` is null), or `layer_group_size` (`fa_interval`): the last of each group, and all behind the last whole one | which layers have this attention rather than a linear one; all, if they are left out. `layer_types` also says which are sparse |
+    /// | `num_nextn_predict_layers` (`num_mtp_layers`, `mtp_num_layers`) | the number of layers that make drafts |
+    /// | `layer_types`, `linear_attn_config.full_attn_layers` (from 1 on), `full_attention_layers` (from 0 on; all layers have it if `linear_attention_type` is null), or `layer_group_size` (`fa_interval`: the last layer of each group has it, and so has every layer after the last whole group) | the layers that have this attention rather than a linear one; all layers, if these fields are left out. `layer_types` also says which layers are sparse |
     /// | `index_n_heads`, `index_head_dim` | positive, with `index_topk`, or both left out |
     /// | `indexer_rope_interleave` | `true` or `false` (also if it is left out) |
-    /// | `indexer_types`, `index_topk_pattern`, `index_topk_freq` with `index_skip_topk_offset`, or `cli_factor` | which layers have an indexer; every layer, if all are left out |
-    /// | `index_kpool` | the tokens that share an index key, which divide `index_topk`; 1, if left out |
-    /// | `index_kpool_always_select_tail`, `index_kpool_compress` | true, or left out, or null; false beside pools is an indexer of the engine's own |
-    /// | `index_k_norm_type`, `index_init_tokens`, `index_local_tokens` | an indexer of the engine's own: [`Self::foreign_indexer`] |
+    /// | `indexer_types`, `index_topk_pattern`, `index_topk_freq` with `index_skip_topk_offset`, or `cli_factor` | the layers that have an indexer; every layer, if all these fields are left out |
+    /// | `index_kpool` | the number of tokens that share an index key, a divisor of `index_topk`; 1, if left out |
+    /// | `index_kpool_always_select_tail`, `index_kpool_compress` | true, or left out, or null; with pools, false means that the engine makes the lists itself |
+    /// | `index_k_norm_type`, `index_init_tokens`, `index_local_tokens` | the engine makes the lists itself: [`Self::foreign_indexer`] |
     /// | `dtype` or `torch_dtype` | `float32`, `float16` or `bfloat16`, or left out, or null |
     /// | `max_position_embeddings` (`model_max_length`) | positive, or left out, or null |
-    /// | `rope_theta` | above 1, within the next or here; 10000 if left out |
+    /// | `rope_theta` | above 1, here or in the rotary section (`rope_scaling` or `rope_parameters`); 10000 if left out |
     /// | `rope_interleave` (`rope_interleaved`) | true or false; true, if left out |
     /// | `mla_use_nope` (`mla_nope`, `kda_nope`) | true if rotary parts are not rotated; false, if left out |
     /// | `mla_use_output_gate`, `gated_attention`, `gated_mla` with `gating_type`, `attn_elementwise_gate`, `attention_gate_type`, or `gated_attention_proj_granularity_type` | a gate and its [values](Self::output_gate) for each head; none, if all are left out |
     /// | `learnable_sink` | true or false; false, if left out |
     /// | `mla_scale_q_lora`, `mla_scale_kv_lora`, or both as `apply_mla_qkv_lora_rescale` or `use_mla_scaling_factor` | factors of [latents](Self::latent_factor) |
-    /// | `rope_scaling` or `rope_parameters` | an object, or left out, or null, or empty; of type (`type` and `rope_type`, which have to agree) `linear` with a `factor`, or `yarn` with a `factor` and what else [`Yarn`] has. `rope_scaling` replaces the other; sections by kind of layer have to be alike in the layers with this attention |
-    /// | `llama_4_scaling_beta` in it, or `llama_4_scaling` | at least 0, or left out, or null; above 0 with the original context: a [factor of queries](Self::query_factor) |
+    /// | `rope_scaling` or `rope_parameters` | an object, or left out, or null, or empty; of type (`type` and `rope_type` must agree) `linear` with a `factor`, or `yarn` with a `factor` and the other fields of [`Yarn`]. `rope_scaling` wins over `rope_parameters`. Sections by kind of layer must be equal for all layers with this attention |
+    /// | `llama_4_scaling_beta` in the rotary section, or `llama_4_scaling` | at least 0, or left out, or null; above 0 with the original context: a [factor of queries](Self::query_factor) |
     ///
-    /// A field that is left out has the value that the class of the model's family gives it, if
-    /// that is another than the table says: a gate and sinks of Hy4, halves of MiniCPM3 and
-    /// openPangu.
+    /// A missing field has the default of the model's family, if that differs from the table. This
+    /// concerns a gate and sinks in Hy4, and pairs of halves in MiniCPM3 and openPangu.
     ///
-    /// The file of DeepSeek's own inference program, which has an `inter_dim`, is read as well: its
-    /// rotation has yarn without saying so (`rope_factor`, `original_seq_len`, `mscale`).
+    /// The file of DeepSeek's own inference program, recognised by its `inter_dim`, is read as
+    /// well. Its rotation always has yarn, even if the file does not mention it (`rope_factor`,
+    /// `original_seq_len`, `mscale`).
     ///
-    /// A scaling of another type is read, too. Its tables are refused
-    /// later, by [`Rope::frequencies`].
+    /// A scaling of another type is read, too. [`Rope::frequencies`] later refuses to make tables
+    /// for it.
     ///
     /// # Errors
     ///
-    /// If a required field is missing or a field has a value that is not accepted; if the model
-    /// needs what no backend here has, such as a sliding window, a soft cap of logits or compressed
-    /// caches (DeepSeek-V4).
+    /// If a required field is missing, or if a field has a value that is not accepted. Also if the
+    /// model needs a property that no backend here has, such as a sliding window, a soft cap of
+    /// logits or compressed caches (DeepSeek-V4).
     pub fn from_hf_config(json: &str) -> Result<Self, ModelError> {
         let value = fields::parse(json)?;
         let fields = Fields::new(&value)?;
@@ -344,19 +349,19 @@ impl ModelConfig {
         })
     }
 
-    /// Returns the factor of scores before the softmax, in the absorbed and the expanded form
-    /// alike: 1/√(P+R), times [m²](Yarn::softmax_mscale) if the model has yarn, since queries and
-    /// keys each carry m once.
+    /// Returns the factor of scores before the softmax, the same in the absorbed and the expanded
+    /// form. It is 1/√(P+R). If the model has yarn, [m²](Yarn::softmax_mscale) multiplies it,
+    /// because queries and keys each have a factor of m.
     pub fn softmax_scale(&self) -> f64 {
         let mscale = self.rope.yarn().map_or(1.0, Yarn::softmax_mscale);
         mscale * mscale / f64::from(self.dims.head.qk()).sqrt()
     }
 
-    /// The heads of each rank under tensor parallelism.
+    /// The number of heads of each rank under tensor parallelism.
     ///
     /// # Errors
     ///
-    /// If `ranks` does not divide the heads; the error lists the numbers that do.
+    /// If `ranks` does not divide the number of heads. The error lists the divisors.
     pub const fn heads_per_rank(&self, ranks: u32) -> Result<u32, ModelError> {
         if ranks == 0 || !self.heads.is_multiple_of(ranks) {
             return Err(ModelError::HeadsNotDivisible {
@@ -417,7 +422,8 @@ mod tests {
     fn reads_a_config_flat_or_nested() {
         assert_eq!(read(&deepseek()), Ok(deepseek_v3()));
         assert_eq!(read(&json!({"text_config": deepseek()})), Ok(deepseek_v3()));
-        // Fields that are not nested are taken from the top level, and nested ones win.
+        // Fields that the inner object lacks are taken from the top level. Fields of the inner
+        // object win.
         let mut nested = deepseek();
         nested.as_object_mut().unwrap().remove("torch_dtype");
         let config = json!({
@@ -458,7 +464,7 @@ mod tests {
             let config = read(&with(json!({"rope_scaling": rope}))).unwrap();
             config.rope.yarn()
         };
-        // Without the original context it is the model's.
+        // If the original context is missing, it is the model's context.
         let of = |factor, mscale_all_dim| {
             Some(Yarn::new(factor, Some(163_840)).with_mscale(1.0, mscale_all_dim))
         };
@@ -514,7 +520,7 @@ mod tests {
             let given = model.query_factor(position).unwrap();
             assert!((given - expected).abs() < 1e-15, "{position}: {given}");
         }
-        // It is read with any kind of rotation, and from a context that the file must give.
+        // The scaling is read with any kind of rotation. The file must give the original context.
         let plain = |rope: Value| {
             let config = read(&with(
                 json!({"rope_scaling": null, "rope_parameters": rope}),
@@ -608,7 +614,7 @@ mod tests {
 
     const INTEGER: &str = "an integer from 1 to 65536";
 
-    /// Values that no count of heads, layers or columns has.
+    /// Values that are not valid as a number of heads, layers or columns.
     fn no_counts() -> [Value; 8] {
         let huge = 4_294_967_424u64;
         [

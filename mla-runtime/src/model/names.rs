@@ -1,11 +1,11 @@
-//! The keys of configurations: one table of spellings, the keys that are read, and those that say
-//! nothing of attention although their names might.
+//! The keys of configurations: the table of spellings, the keys that are read, and the keys that do
+//! not concern attention although their names suggest it.
 
 use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 
-/// The objects that hold a text model within a model of several kinds of input.
+/// The objects that hold the text model within a multimodal model.
 pub(super) const NESTED: &[&str] = &[
     "text_config",
     "language_config",
@@ -13,7 +13,7 @@ pub(super) const NESTED: &[&str] = &[
     "thinker_config",
 ];
 
-/// A key, and other spellings of it. Two spellings in one object have to agree.
+/// A key and its other spellings. Two spellings in one object must agree.
 pub(super) const SPELLINGS: &[(&str, &[&str])] = &[
     ("num_hidden_layers", &["n_layers"]),
     ("num_attention_heads", &["n_heads"]),
@@ -30,7 +30,8 @@ pub(super) const SPELLINGS: &[(&str, &[&str])] = &[
         &["num_mtp_layers", "mtp_num_layers"],
     ),
     ("rope_interleave", &["rope_interleaved"]),
-    // Rotary parts stay, and are not rotated. `use_mla_nope` is another key: there they are absent.
+    // With this key the rotary parts exist but are not rotated. With `use_mla_nope` they do not
+    // exist.
     ("mla_use_nope", &["mla_nope", "kda_nope"]),
     (
         "mla_scale_q_lora",
@@ -52,8 +53,8 @@ pub(super) fn spellings(field: &str) -> impl Iterator<Item = &str> {
     [field].into_iter().chain(others.iter().copied())
 }
 
-/// The values that a family's class gives to keys that a file leaves out, by the beginning of its
-/// `model_type`.
+/// The defaults of a family for keys that a file leaves out. The family is recognised by the
+/// beginning of its `model_type`.
 pub(super) static DEFAULTS: LazyLock<Value> = LazyLock::new(|| {
     json!({
         "dots3": {
@@ -70,7 +71,8 @@ pub(super) static DEFAULTS: LazyLock<Value> = LazyLock::new(|| {
     })
 });
 
-/// Keys that are read by no other name, of those that a name like theirs would not let pass.
+/// Keys that are read only under this name. Without this list, some would be refused because their
+/// names suggest attention.
 const READ: &[&str] = &[
     "apply_mla_qkv_lora_rescale",
     "attention_chunk_size",
@@ -124,8 +126,8 @@ const READ: &[&str] = &[
     "yarn",
 ];
 
-/// Keys with names like those of attention that change none of the numbers here: biases of
-/// projections, dropout, factors of experts and embeddings, and keys that only drafts use.
+/// Keys whose names suggest attention, but that change none of the numbers here. They concern
+/// biases of projections, dropout, factors of experts and embeddings, and drafts.
 const HARMLESS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -138,12 +140,12 @@ const HARMLESS: &[&str] = &[
     "attention_qkv_bias",
     "attn_dropout",
     "attn_implementation",
-    // The layers whose outputs later ones add to theirs.
+    // Layers that add the outputs of earlier layers to theirs.
     "attn_res_block_size",
     "cross_attention_hidden_size",
     "decoder_sparse_step",
     "dsa_mtp_cli",
-    // Softmax is in f32 everywhere.
+    // The softmax is always in f32.
     "enable_attention_fp32_softmax",
     "ignore_index",
     "index_share_for_mtp_iteration",
@@ -153,27 +155,27 @@ const HARMLESS: &[&str] = &[
     "no_kda_lora",
     "num_kv_heads_for_linear_attn",
     "output_attentions",
-    // It never shrinks R, which `qk_rope_head_dim` gives.
+    // This key never shrinks R, which `qk_rope_head_dim` gives.
     "partial_rotary_factor",
     "route_scale",
     "routed_scaling_factor",
     "scale_depth",
     "scale_emb",
     "scale_fmt",
-    // Windows themselves are refused.
+    // Models with windows are refused anyway.
     "swa_attention_gate_type",
 ];
 
-/// Beginnings of the keys of other parts of a model.
+/// Prefixes of keys that belong to other parts of a model.
 const OTHER_PARTS: &[&str] = &[
     "audio_", "ffn_", "gdn_", "image_", "kda_", "linear_", "mamba_", "mlp_", "mm_", "moe_", "mtp_",
     "router_", "video_", "vision_",
 ];
 
-/// Beginnings of switches, which ask for nothing if they are off.
+/// Prefixes of switches. A switch that is off asks for nothing.
 pub(super) const SWITCHES: &[&str] = &["add_", "enable_", "has_", "is_", "use_", "with_"];
 
-/// Parts of names that keys of attention have.
+/// Parts of names that suggest attention.
 const SUSPECTS: &[&str] = &[
     "attention",
     "attn",
@@ -201,8 +203,8 @@ const SUSPECTS: &[&str] = &[
     "yarn",
 ];
 
-/// Keys of DeepSeek's own inference files, which have no rotary section, their names in one, and
-/// the values of `ModelArgs` for those that are left out. Such a file has an `inter_dim`.
+/// Keys of DeepSeek's own inference files, with their names in a rotary section and the defaults of
+/// `ModelArgs`. These files have no rotary section. They are recognised by `inter_dim`.
 pub(super) const OF_INFERENCE: &[(&str, &str, f64)] = &[
     ("rope_factor", "factor", 40.0),
     (
@@ -216,7 +218,7 @@ pub(super) const OF_INFERENCE: &[(&str, &str, f64)] = &[
     ("mscale", "mscale_all_dim", 1.0),
 ];
 
-/// Keys of a rotary section, which are read nowhere else.
+/// Keys that are read only in a rotary section.
 const OF_A_SECTION: &[&str] = &[
     "beta_fast",
     "beta_slow",
@@ -224,7 +226,7 @@ const OF_A_SECTION: &[&str] = &[
     "original_seq_len",
 ];
 
-/// True for a key that is read, or that says nothing of attention.
+/// Returns true for a key that is read, or that does not concern attention.
 pub(super) fn is_known(key: &str) -> bool {
     let spelt = |(name, others): &(&str, &[&str])| *name == key || others.contains(&key);
     READ.contains(&key)
@@ -238,12 +240,12 @@ pub(super) fn is_known(key: &str) -> bool {
             .any(|part| key.contains(part))
 }
 
-/// True for a key whose name may be one of attention.
+/// Returns true for a key whose name suggests attention.
 pub(super) fn is_suspect(key: &str) -> bool {
     OF_A_SECTION.contains(&key) || SUSPECTS.iter().any(|part| key.contains(part))
 }
 
-/// Equality, of numbers by their value: 1 is 1.0.
+/// Returns true if both are equal. Numbers are compared by value: 1 equals 1.0.
 pub(super) fn same(a: &Value, b: &Value) -> bool {
     match (a.as_f64(), b.as_f64()) {
         (Some(a), Some(b)) => a == b,

@@ -1,4 +1,4 @@
-//! The public models by name, each with its configuration.
+//! The public models known by name, each with its configuration.
 
 use super::{ModelConfig, ModelError};
 use crate::suggestion;
@@ -9,11 +9,11 @@ use crate::suggestion;
 pub struct Preset {
     /// The name, in lower case: `deepseek-v3.2`.
     pub name: &'static str,
-    /// The public files that have its numbers.
+    /// The public files that contain these numbers.
     pub source: &'static str,
-    /// The fields whose values no file of the publisher's confirms; none for most models.
+    /// The fields that no file of the publisher confirms; none for most models.
     pub unconfirmed: &'static [&'static str],
-    /// The fields of its `config.json` or `params.json` that change numbers.
+    /// The fields of the model's `config.json` or `params.json` that affect the numbers.
     pub json: &'static str,
 }
 
@@ -22,7 +22,7 @@ impl Preset {
     ///
     /// # Errors
     ///
-    /// If there is none; the error lists the names that exist, and suggests a similar one.
+    /// If there is no such model. The error lists the existing names and suggests a similar one.
     pub fn named(name: &str) -> Result<&'static Self, ModelError> {
         let found = PRESETS.iter().find(|preset| preset.name == name);
         found.ok_or_else(|| ModelError::UnknownPreset {
@@ -35,13 +35,14 @@ impl Preset {
     ///
     /// # Errors
     ///
-    /// If the model needs what no backend here has; the error names it.
+    /// If the model needs a property that no backend here has. The error names it.
     pub fn config(&self) -> Result<ModelConfig, ModelError> {
         ModelConfig::from_hf_config(self.json)
     }
 }
 
-/// Rows of [`PRESETS`]: a name, its file in `models/`, its source, and the unconfirmed fields.
+/// Writes rows of [`PRESETS`] from a name, its file in `models/`, its source, and the unconfirmed
+/// fields.
 macro_rules! presets {
     ($($name:literal = $file:literal, $source:literal $(, unconfirmed: $($field:literal)*)?;)*) => {
         &[$(Preset {
@@ -53,14 +54,15 @@ macro_rules! presets {
     };
 }
 
-/// The public models known by name, with those that are refused by what they need.
+/// The public models known by name. They include models that are refused because no backend
+/// supports them.
 ///
-/// `kimi-k2` is the first Kimi-K2-Instruct, whose context is extended 32-fold; 0905 and Thinking
-/// have a factor of 64 and otherwise the same attention.
+/// `kimi-k2` is the first Kimi-K2-Instruct, whose context is extended by a factor of 32. The
+/// versions 0905 and Thinking have a factor of 64 and otherwise the same attention.
 ///
-/// `mistral-small-4` has the numbers of its `config.json`, so the softmax scale has yarn's factor
-/// m², 0.194969. Mistral's own `params.json` says `apply_scale: false`, which makes it 0.088388;
-/// an engine that goes by it leaves out the factor:
+/// `mistral-small-4` has the numbers of its `config.json`, so its softmax scale includes yarn's
+/// factor m²: 0.194969. Mistral's own `params.json` says `apply_scale: false`, and the scale is
+/// then 0.088388. An engine that follows `params.json` leaves out the factor with
 /// [`Yarn::with_applied_scale`](super::Yarn::with_applied_scale).
 pub const PRESETS: &[Preset] = presets! {
     "deepseek-v2-lite" = "deepseek-v2-lite", "config.json of deepseek-ai/DeepSeek-V2-Lite";

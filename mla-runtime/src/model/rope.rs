@@ -1,6 +1,7 @@
-//! The rotary embedding in a model's configuration, and the angles that follow from it.
+//! The rotary embedding in a model's configuration, and the resulting angles.
 //!
-//! Pair i of R/2 turns, at position p, by the angle p · f(i). With the base θ:
+//! Each of the R/2 pairs is rotated. At position p, pair i turns by the angle p · f(i). With the
+//! base θ:
 //!
 //! | scaling | f(i) |
 //! |---|---|
@@ -8,12 +9,12 @@
 //! | linear | θ^(−2i/R) / factor |
 //! | yarn | θ^(−2i/R) · (1 − r(i) + r(i) / factor) |
 //!
-//! where r is a ramp from 0 to 1: with d(β) = R · ln(original / (2πβ)) / (2 ln θ), the pair that
-//! turns β times within the original context, it rises from ⌊d(`beta_fast`)⌋ to ⌈d(`beta_slow`)⌉.
-//! Pairs that turn fast keep their frequency, and those that turn slowly are interpolated (Peng et
-//! al., YaRN, arXiv:2309.00071, section 3.2). DeepSeek's models also multiply the cosines and sines
-//! by m(`mscale`) / m(`mscale_all_dim`) and the scores by m(`mscale_all_dim`)², with m(s) = 0.1 · s
-//! · ln(factor) + 1.
+//! Here r is a ramp from 0 to 1. Let d(β) = R · ln(original / (2πβ)) / (2 ln θ), the pair that
+//! turns β times within the original context. The ramp rises from ⌊d(`beta_fast`)⌋ to
+//! ⌈d(`beta_slow`)⌉. Pairs that turn fast keep their frequency, and pairs that turn slowly are
+//! interpolated (Peng et al., YaRN, arXiv:2309.00071, section 3.2). DeepSeek's models also multiply
+//! the cosines and sines by m(`mscale`) / m(`mscale_all_dim`), and the scores by
+//! m(`mscale_all_dim`)², with m(s) = 0.1 · s · ln(factor) + 1.
 
 use std::f64::consts::PI;
 
@@ -29,19 +30,19 @@ pub struct Rope {
     /// θ: the base of the frequencies (`rope_theta`).
     pub theta: f64,
     /// The longest sequence that the model was made for (`max_position_embeddings`), if the
-    /// configuration says.
+    /// configuration gives it.
     pub max_positions: Option<u32>,
     /// The elements that form a pair (`rope_interleave`).
     pub style: RotaryStyle,
     /// The extension of the context (`rope_scaling`).
     pub(crate) scaling: RopeScaling,
-    /// True if rotary parts are rotated. If not (`mla_use_nope`), their R values take part in the
-    /// scores unrotated: the tables have angles of 0.
+    /// True if rotary parts are rotated. Otherwise (`mla_use_nope`) their R values take part in the
+    /// scores unrotated, and the tables have angles of 0.
     pub rotates: bool,
 }
 
 impl Rope {
-    /// A rotation without scaling, of DeepSeek's pairs.
+    /// A rotation without scaling, with DeepSeek's pairs.
     pub const fn plain(theta: f64) -> Self {
         Self {
             theta,
@@ -52,7 +53,7 @@ impl Rope {
         }
     }
 
-    /// The same for a model that rotates, or does not.
+    /// The same, with rotary parts rotated or not.
     pub const fn with_rotates(self, rotates: bool) -> Self {
         Self { rotates, ..self }
     }
@@ -62,12 +63,12 @@ impl Rope {
         Self { scaling, ..self }
     }
 
-    /// The same with a context that is extended by yarn: scaled by frequency.
+    /// The same with a context extended by yarn, which scales by frequency.
     pub const fn with_yarn(self, yarn: Yarn) -> Self {
         self.with_scaling(RopeScaling::Yarn(yarn))
     }
 
-    /// The same with a context that is extended by this factor, by which positions are divided.
+    /// The same with a context extended by this factor. Positions are divided by it.
     pub const fn with_linear(self, factor: f64) -> Self {
         self.with_scaling(RopeScaling::Linear { factor })
     }
@@ -77,7 +78,7 @@ impl Rope {
         Self { style, ..self }
     }
 
-    /// The same for a model of sequences of at most `max_positions` tokens.
+    /// The same for sequences of at most `max_positions` tokens.
     pub const fn with_max_positions(self, max_positions: u32) -> Self {
         Self {
             max_positions: Some(max_positions),
@@ -85,8 +86,8 @@ impl Rope {
         }
     }
 
-    /// The same with yarn's corrections of cosines, sines and scores, or without them: a choice
-    /// where implementations of a model disagree. Without yarn it changes nothing.
+    /// The same with or without yarn's corrections of cosines, sines and scores. Implementations of
+    /// one model can disagree about these. Without yarn this changes nothing.
     pub const fn with_applied_scale(self, applies_scale: bool) -> Self {
         match self.scaling {
             RopeScaling::Yarn(yarn) => self.with_yarn(yarn.with_applied_scale(applies_scale)),
@@ -102,12 +103,12 @@ impl Rope {
         }
     }
 
-    /// The angle per position of each of the R/2 pairs, R being `width`.
+    /// The angle per position of each of the R/2 pairs, with R = `width`.
     ///
     /// # Errors
     ///
-    /// If `width` is odd or above [`MAX_DIM`], θ or a factor is not a positive, finite number, the
-    /// scaling is of a kind for which there are no tables here, or yarn lacks the original context.
+    /// If `width` is odd or above [`MAX_DIM`], if θ or a factor is not a positive, finite number,
+    /// if this crate has no tables for the kind of scaling, or if yarn lacks the original context.
     pub fn frequencies(&self, width: u32) -> Result<Vec<f64>> {
         if width > MAX_DIM || !width.is_multiple_of(2) {
             let accepted = format!("an even number of at most {MAX_DIM}");
@@ -138,7 +139,7 @@ impl Rope {
         }
     }
 
-    /// Refuses bases and factors that give no angles.
+    /// Refuses bases and factors that do not give finite angles.
     fn check_numbers(&self) -> Result<()> {
         let factor = match self.scaling {
             RopeScaling::Linear { factor } | RopeScaling::Yarn(Yarn { factor, .. }) => factor,
@@ -153,19 +154,19 @@ impl Rope {
         Ok(())
     }
 
-    /// Returns the factor of cosines and sines: 1 but for [yarn](Yarn::attention_factor).
+    /// Returns the factor of cosines and sines. It is 1 without [yarn](Yarn::attention_factor).
     pub fn attention_factor(&self) -> f64 {
         let yarn = self.yarn().filter(|_| self.rotates);
         yarn.map_or(1.0, Yarn::attention_factor)
     }
 
     /// The cosines and the sines for the positions from 0 up to `positions`, each `[positions,
-    /// R/2]`, R being `width`: calculated in f64 and rounded once.
+    /// R/2]` with R = `width`. They are calculated in f64 and rounded once.
     ///
     /// # Errors
     ///
-    /// Same as [`Self::frequencies`], or if there are more than 2³¹ − 1 positions or the host has
-    /// no memory for them.
+    /// The errors of [`Self::frequencies`]. Also if there are more than 2³¹ − 1 positions, or if
+    /// the host lacks memory for the tables.
     pub fn cos_sin(&self, width: u32, positions: usize) -> Result<[Vec<f32>; 2]> {
         let frequencies = self.frequencies(width)?;
         if positions > MAX_POSITIONS as usize {
@@ -174,7 +175,7 @@ impl Rope {
         }
         let factor = self.attention_factor();
         let table = |of: fn(f64) -> f64| -> Result<Vec<f32>> {
-            // 2³¹ positions of 2¹⁵ pairs at most.
+            // At most 2³¹ positions of 2¹⁵ pairs.
             let mut values = with_room(positions * frequencies.len())?;
             for position in 0..positions {
                 let angle = |frequency: &f64| position as f64 * frequency;
@@ -190,7 +191,7 @@ impl Rope {
 /// The extension of a model's context.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum RopeScaling {
-    /// There is none.
+    /// No extension.
     Plain,
     /// Positions are divided by the factor.
     Linear {
@@ -199,50 +200,53 @@ pub(crate) enum RopeScaling {
     },
     /// YaRN: scaled by frequency.
     Yarn(Yarn),
-    /// In a way for which there are no tables here.
+    /// A kind for which this crate has no tables.
     Other {
-        /// The scaling: one of [`OTHER_SCALINGS`], or "another type".
+        /// The name of the scaling: one of [`OTHER_SCALINGS`], or "another type".
         kind: &'static str,
     },
 }
 
-/// The scalings that configurations name and for which there are no tables here.
+/// The scalings that configurations name, but for which this crate has no tables.
 pub(super) const OTHER_SCALINGS: &[&str] = &["dynamic", "longrope", "su", "llama3", "mrope", "ntk"];
 
-/// The yarn extension of the rotary embedding: every field of `rope_scaling` that changes a number.
+/// The yarn extension of the rotary embedding, with every field of `rope_scaling` that affects a
+/// number.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct Yarn {
     /// The factor by which the context was extended (`factor`).
     pub factor: f64,
-    /// The context before it was extended (`original_max_position_embeddings`; without it
+    /// The context before the extension (`original_max_position_embeddings`, or else
     /// `max_position_embeddings`).
     pub original_max_positions: Option<u32>,
     /// Pairs that turn more often than this within the original context keep their frequency
     /// (`beta_fast`).
     pub beta_fast: f64,
-    /// Pairs that turn less often than this are interpolated in full (`beta_slow`).
+    /// Pairs that turn less often than this within the original context are fully interpolated
+    /// (`beta_slow`).
     pub beta_slow: f64,
     /// The weight of the correction of cosines and sines (`mscale`).
     pub mscale: f64,
-    /// The weight of the softmax's correction (`mscale_all_dim`); 0: there is none.
+    /// The weight of the softmax's correction (`mscale_all_dim`); 0 means no correction.
     pub mscale_all_dim: f64,
-    /// The factor of cosines and sines, if the configuration has it itself (`attention_factor`).
+    /// The factor of cosines and sines, if the configuration gives it directly
+    /// (`attention_factor`).
     pub given_attention_factor: Option<f64>,
     /// A multiplier of the derived factor of cosines and sines (`attn_factor`).
     pub attn_factor: f64,
-    /// The share of each pair's own frequency that the ramp leaves (`extrapolation_factor`).
+    /// A multiplier of the share of its own frequency that the ramp lets a pair keep
+    /// (`extrapolation_factor`).
     pub extrapolation_factor: f64,
-    /// True if the ends of the ramp are whole pairs (`truncate`).
+    /// True if the ends of the ramp are rounded to whole pairs (`truncate`).
     pub truncate: bool,
-    /// True if cosines, sines and scores are corrected at all (`apply_yarn_scaling`, or
+    /// True if cosines, sines and scores are corrected at all (`apply_yarn_scaling` or
     /// `apply_scale`).
     pub applies_scale: bool,
 }
 
 impl Yarn {
-    /// Yarn with the values that configurations leave out: β of 32 and 1, `mscale` 1 and
-    /// `mscale_all_dim` 0.
+    /// Yarn with the usual defaults: β of 32 and 1, `mscale` 1 and `mscale_all_dim` 0.
     pub const fn new(factor: f64, original_max_positions: Option<u32>) -> Self {
         Self {
             factor,
@@ -259,7 +263,7 @@ impl Yarn {
         }
     }
 
-    /// The same with its corrections of cosines, sines and scores, or without them.
+    /// The same with or without the corrections of cosines, sines and scores.
     pub const fn with_applied_scale(self, applies_scale: bool) -> Self {
         Self {
             applies_scale,
@@ -267,7 +271,7 @@ impl Yarn {
         }
     }
 
-    /// The same with both corrections.
+    /// The same with these weights of both corrections.
     pub const fn with_mscale(self, mscale: f64, mscale_all_dim: f64) -> Self {
         Self {
             mscale,
@@ -285,8 +289,8 @@ impl Yarn {
         }
     }
 
-    /// m = 0.1 · `mscale_all_dim` · ln(`factor`) + 1 for a factor above 1, else 1: the factor of
-    /// queries and of keys. It is also 1 if the configuration gives cosines and sines a
+    /// The factor of queries and of keys: m = 0.1 · `mscale_all_dim` · ln(`factor`) + 1 for a
+    /// factor above 1, else 1. It is also 1 if the configuration gives cosines and sines a
     /// [factor](Self::given_attention_factor) of 1.
     pub fn softmax_mscale(self) -> f64 {
         match self.given_attention_factor {
@@ -334,7 +338,7 @@ impl Yarn {
     }
 }
 
-/// The share of interpolation by pair.
+/// The share of interpolation, as a function of the pair.
 struct Ramp {
     low: f64,
     high: f64,
@@ -342,7 +346,7 @@ struct Ramp {
 
 impl Ramp {
     fn at(&self, pair: u32) -> f64 {
-        // Every published implementation has this for a ramp without a width, a step.
+        // A ramp without a width becomes a step. Every published implementation does the same.
         let width = match self.high - self.low {
             0.0 => 0.001,
             width => width,
@@ -351,19 +355,19 @@ impl Ramp {
     }
 }
 
-/// The factor of queries at position p, 1 + β · ln(1 + ⌊p / original⌋): 1 within the original
-/// context (`llama_4_scaling_beta`).
+/// The scale factor of queries at position p: 1 + β · ln(1 + ⌊p / original⌋)
+/// (`llama_4_scaling_beta`). Within the original context it is 1.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct QueryScaling {
     /// β.
     pub beta: f64,
-    /// The context from which on queries grow (`original_max_position_embeddings`).
+    /// The original context (`original_max_position_embeddings`). Beyond it the factor grows.
     pub original_max_positions: u32,
 }
 
 impl QueryScaling {
-    /// A scaling with β and the context that the model was first made for.
+    /// A scaling with β and the original context.
     pub const fn new(beta: f64, original_max_positions: u32) -> Self {
         Self {
             beta,
@@ -387,7 +391,7 @@ mod tests {
         ModelConfig::preset(name).unwrap().rope
     }
 
-    /// The frequency of a pair as the paper puts it: by the wavelength, in turns within the
+    /// The frequency of a pair in the paper's formulation, by the number of turns within the
     /// context.
     fn independent(rope: &Rope, width: u32, pair: u32) -> f64 {
         let exponent = 2.0 * f64::from(pair) / f64::from(width);
@@ -465,7 +469,7 @@ mod tests {
         for (given, expected) in sin.iter().zip(expected) {
             assert!((given - expected).abs() < 1e-7, "{given} {expected}");
         }
-        // Far out, where a product in f32 would be off by more than 0.01.
+        // A distant position, where a product in f32 would be off by more than 0.01.
         let rope = preset("deepseek-v3");
         let [cos, _] = rope.cos_sin(64, 160_000).unwrap();
         let frequencies = rope.frequencies(64).unwrap();

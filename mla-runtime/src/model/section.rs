@@ -1,4 +1,5 @@
-//! The rotary embedding in a configuration: its section, or one for each kind of layer.
+//! Reads the rotary embedding from a configuration. It has one section, or one for each kind of
+//! layer.
 
 use std::borrow::Cow;
 
@@ -14,7 +15,7 @@ const POSITIVE: &str = "a number above 0";
 const NOT_NEGATIVE: &str = "a number, at least 0";
 const ORIGINAL: &str = "original_max_position_embeddings";
 
-/// Keys that a section of any kind may have.
+/// Keys that any section may have, whatever its kind.
 const COMMON: &[&str] = &[
     "type",
     "rope_type",
@@ -22,11 +23,11 @@ const COMMON: &[&str] = &[
     "max_position_embeddings",
     ORIGINAL,
     "llama_4_scaling_beta",
-    // It never shrinks R, which `qk_rope_head_dim` gives.
+    // This key never shrinks R, which `qk_rope_head_dim` gives.
     "partial_rotary_factor",
 ];
 
-/// Keys that yarn has besides.
+/// The additional keys of yarn.
 const OF_YARN: &[&str] = &[
     "factor",
     "beta_fast",
@@ -41,7 +42,7 @@ const OF_YARN: &[&str] = &[
     "apply_scale",
 ];
 
-/// Keys in Mistral's own files and their names in a section.
+/// Keys in Mistral's own files, with their names in a section.
 const OF_PARAMS: &[(&str, &str)] = &[
     ("factor", "factor"),
     ("beta", "beta_fast"),
@@ -50,7 +51,7 @@ const OF_PARAMS: &[(&str, &str)] = &[
     (ORIGINAL, ORIGINAL),
 ];
 
-/// Names of layers that a section has an own section for.
+/// Kinds of layers for which a section may contain a section of its own.
 const KINDS: &[&str] = &[
     "full_attention",
     "attention",
@@ -63,10 +64,10 @@ const KINDS: &[&str] = &[
     "linear_attention",
 ];
 
-/// Names of layers without this attention.
+/// Kinds of layers without latent attention.
 const OTHER_KINDS: &[&str] = &["sliding_attention", "chunked_attention", "linear_attention"];
 
-/// The rotary embedding of a configuration.
+/// Reads the rotary embedding of a configuration, and its scale factor of queries.
 pub(super) fn read(fields: &Fields<'_>) -> Result<(Rope, Option<QueryScaling>), ModelError> {
     let section = section(fields)?;
     let section = section.as_ref();
@@ -101,11 +102,11 @@ fn style(fields: &Fields<'_>) -> Result<RotaryStyle, ModelError> {
     })
 }
 
-/// `rope_scaling`, or what stands for it.
+/// `rope_scaling`, or an equivalent of it.
 struct Section<'a> {
     path: String,
     values: Cow<'a, Map<String, Value>>,
-    /// The context before it was extended, if the configuration has it outside.
+    /// The context before the extension, if the configuration gives it outside the section.
     outer_original: Option<u32>,
 }
 
@@ -125,7 +126,7 @@ fn section<'a>(fields: &Fields<'a>) -> Result<Option<Section<'a>>, ModelError> {
             };
             match &found {
                 None => found = Some((level, path, values)),
-                // One section replaces another of the same object.
+                // One section replaces another section of the same object.
                 Some((first, winner, wins)) if *first == level => {
                     check_base(fields, (winner, wins), (&path, values))?;
                 }
@@ -149,7 +150,7 @@ fn section<'a>(fields: &Fields<'a>) -> Result<Option<Section<'a>>, ModelError> {
     }
 }
 
-/// Refuses a section whose base would be lost with it: the one that replaces it has none.
+/// Refuses a base that would be lost, because the section that replaces it has none.
 fn check_base(
     fields: &Fields<'_>,
     (winner, wins): (&str, &Map<String, Value>),
@@ -168,7 +169,8 @@ fn check_base(
     })
 }
 
-/// The section itself, or the one within it of this model's kinds of layers.
+/// The section itself. If it contains sections by kind of layer, it is the one of this model's
+/// kinds.
 fn of_layers<'a>(
     fields: &Fields<'a>,
     path: String,
@@ -221,7 +223,8 @@ fn of_layers<'a>(
     })
 }
 
-/// Mistral's own `yarn`, under the names of a section. Its scale is that of `mscale_all_dim` 1.
+/// Mistral's own `yarn`, under the names of a section. Its scale corresponds to an `mscale_all_dim`
+/// of 1.
 fn of_params<'a>(fields: &Fields<'_>) -> Result<Option<Section<'a>>, ModelError> {
     let Some((path, value)) = fields.get("yarn") else {
         return Ok(None);
@@ -252,8 +255,8 @@ fn of_params<'a>(fields: &Fields<'_>) -> Result<Option<Section<'a>>, ModelError>
     }))
 }
 
-/// The section that a file of DeepSeek's own inference program stands for. Its rotation has yarn
-/// whether or not the file says so.
+/// The section equivalent to a file of DeepSeek's own inference program. Its rotation always has
+/// yarn, even if the file does not mention it.
 fn of_inference<'a>(fields: &Fields<'_>) -> Option<Section<'a>> {
     let mut values = Map::from_iter([("type".to_owned(), json!("yarn"))]);
     for (name, own, default) in names::OF_INFERENCE {
@@ -309,7 +312,7 @@ impl Section<'_> {
         })
     }
 
-    /// The kind of scaling by either name, which have to agree.
+    /// The kind of scaling, from either of two names. They must agree.
     fn kind(&self) -> Result<&str, ModelError> {
         let mut kinds = Vec::new();
         for field in ["rope_type", "type"] {
@@ -331,7 +334,7 @@ impl Section<'_> {
                 })
             }
             [(_, kind), ..] => Ok(kind),
-            // It would be a guess what the factor does.
+            // Without a kind, the meaning of the factor would be a guess.
             [] if self.get("mscale_all_dim").is_some() || self.get("factor").is_some() => {
                 Err(ModelError::Missing {
                     field: "type",
@@ -380,7 +383,7 @@ impl Section<'_> {
                 Ok(RopeScaling::Linear { factor })
             }
             "yarn" => self.yarn(max_positions),
-            // Its tables are refused by this name.
+            // The error about missing tables quotes this name.
             _ => Ok(RopeScaling::Other {
                 kind: OTHER_SCALINGS
                     .iter()
@@ -407,7 +410,7 @@ impl Section<'_> {
         Ok(Some(count))
     }
 
-    /// The context before it was extended: outside of the section before inside it.
+    /// The context before the extension. A value outside the section wins over one inside.
     fn original_positions(&self) -> Result<Option<u32>, ModelError> {
         let inside = self.count(ORIGINAL)?;
         Ok(self.outer_original.or(inside))
@@ -435,7 +438,7 @@ impl Section<'_> {
         }))
     }
 
-    /// A section's factor of queries that grows with their position.
+    /// A section's scale factor of queries.
     fn query_scaling(&self, key: &'static str) -> Result<Option<QueryScaling>, ModelError> {
         let beta = self.not_negative(key, 0.0)?;
         if beta == 0.0 {
@@ -451,7 +454,7 @@ impl Section<'_> {
     }
 }
 
-/// A kind of scaling by one of its names.
+/// The usual name of a kind of scaling.
 fn canonical(kind: &str) -> &str {
     match kind {
         "none" => "default",
@@ -461,7 +464,8 @@ fn canonical(kind: &str) -> &str {
     }
 }
 
-/// The factor of queries by their position: of the section, or of Mistral's own `llama_4_scaling`.
+/// The scale factor of queries by their position, from the section or from Mistral's own
+/// `llama_4_scaling`.
 fn query_scaling(
     fields: &Fields<'_>,
     section: Option<&Section<'_>>,

@@ -1,12 +1,12 @@
-//! The context-chunk planner: cached context in chunks that fit the workspace.
+//! The context-chunk planner: divides cached context into chunks that fit the workspace.
 //!
-//! The expanded path turns cached latent rows into keys and values, which are many times larger.
-//! It goes through the cached context of a batch in chunks, each of which fits a workspace of
-//! W rows; this module says which rows form which chunk.
+//! The expanded path turns cached latent rows into keys and values, which are many times larger. It
+//! goes through the cached context of a batch in chunks, and each chunk fits a workspace of W rows.
+//! This module decides which rows form a chunk.
 //!
-//! Requests are packed in order. The first that does not fit into what is left of a chunk is cut
-//! at the largest aligned length that fits, and the rest of it opens the next chunk; if no
-//! aligned length fits, the request opens the next chunk whole. With W = 1024 and pages of 16:
+//! Requests are packed in order. If a request does not fit into the rest of a chunk, it is cut at
+//! the largest aligned length that fits, and its remainder opens the next chunk. If no aligned
+//! length fits, the whole request opens the next chunk. With W = 1024 and pages of 16 tokens:
 //!
 //! ```text
 //! contexts 768, 512, 512     chunk 0: |768 of #0             |256 of #1|
@@ -14,18 +14,18 @@
 //!                                      continuation
 //! ```
 //!
-//! This follows from that, and the layer relies on it:
+//! The layer relies on the following consequences:
 //!
-//! - every context row is in exactly one chunk, and rows and requests keep their order;
-//! - only the first request of a chunk can be a continuation. (The layer attends to the new tokens
-//!   first and merges every request's partial result of every chunk into that, so it does not
-//!   look at `is_continuation`);
-//! - a request without context is in no chunk. A chunk's requests are consecutive, so such a
+//! - Every context row is in exactly one chunk. Rows and requests keep their order.
+//! - Only the first request of a chunk can be a continuation. (The layer does not read
+//!   `is_continuation`. It attends to the new tokens first, and then merges the partial results of
+//!   every chunk into that result.)
+//! - A request without context is in no chunk. A chunk's requests are consecutive, so such a
 //!   request ends a chunk even if rows are left.
 //!
-//! A request's cuts so depend on the requests before it, and with them the order in which its
-//! partial results are merged. With [own cuts](ChunkLimits::own_cuts) every request is cut where it
-//! would be if it were alone, and a segment that does not fit opens the next chunk.
+//! The cuts of a request thus depend on the requests before it. So does the order in which its
+//! partial results are merged. With [own cuts](ChunkLimits::own_cuts) every request is cut as if it
+//! were alone, and a segment that does not fit opens the next chunk.
 //!
 //! ```
 //! use mla_runtime::plan::context::{ChunkLimits, plan_chunks};
@@ -39,8 +39,8 @@
 //! ```
 //!
 //! Under [context parallelism](super::parallel) every rank gathers only the rows it holds. The
-//! budget is then ⌊W/N⌋ rows per rank, a segment counts the rows that each rank sets aside for it
-//! (padded, so that all ranks agree on them), and cuts are multiples of lcm(page, N·I).
+//! budget is then ⌊W/N⌋ rows per rank. A segment is charged with the padded number of rows that
+//! each rank reserves for it, so that all ranks agree. Cuts are multiples of lcm(page, N·I).
 
 use std::ops::Range;
 
@@ -54,24 +54,24 @@ use crate::{Error, Result};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ChunkLimits {
-    /// W: the rows of the workspace, over all ranks.
+    /// W: the number of rows in the workspace, over all ranks.
     pub rows: u32,
-    /// The alignment of cuts in a context, in tokens. The page size, since the gather starts at a
-    /// page.
+    /// The alignment of cuts in a context, in tokens. It is the page size, because the gather
+    /// starts at a page.
     pub align: u32,
-    /// The max number of tokens that a request has in a chunk if it is cut there; rounded down to
-    /// the alignment. A request that fits is never cut. `None`: W rounded down to the alignment.
+    /// The maximum number of tokens in a segment that ends with a cut. It is rounded down to the
+    /// alignment. A request that fits is never cut. `None` means W rounded down to the alignment.
     pub max_chunk: Option<u32>,
-    /// The distribution of the cache over ranks; `None`: it is on one device, and the plan has no
-    /// shards.
+    /// The distribution of the cache over ranks. `None` means that the cache is on one device, and
+    /// the plan has no shards.
     pub parallel: Option<ContextParallel>,
-    /// True if each request is cut where it would be cut alone.
+    /// True if each request is cut as if it were alone.
     pub own_cuts: bool,
 }
 
 impl ChunkLimits {
-    /// Chunks of `rows` rows, cut at multiples of `align` tokens; as long as they fit, on one
-    /// device.
+    /// Chunks of `rows` rows on one device, cut at multiples of `align` tokens. A segment may be as
+    /// long as fits.
     pub const fn new(rows: u32, align: u32) -> Self {
         Self {
             rows,
@@ -89,10 +89,10 @@ impl ChunkLimits {
     }
 }
 
-/// One workspace full of context: a segment of each of some consecutive requests.
+/// One workspace full of context: a segment of each of several consecutive requests.
 ///
-/// Serialises as `{"request_start", "request_end", "starts", "seq_lens", "is_continuation"}`, with
-/// those of the shard that each rank gathers added under context parallelism.
+/// Serialises as `{"request_start", "request_end", "starts", "seq_lens", "is_continuation"}`. Under
+/// context parallelism the three fields about ranks are added.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct ContextChunk {
@@ -100,29 +100,29 @@ pub struct ContextChunk {
     pub request_start: usize,
     /// One past the last request with a segment in this chunk.
     pub request_end: usize,
-    /// The start of each request's segment in its context, in tokens. Only the first can be other
-    /// than zero.
+    /// The start of each request's segment in its context, in tokens. Only the first entry can be
+    /// nonzero.
     pub starts: Vec<u32>,
-    /// The tokens of each request's segment; never zero.
+    /// The number of tokens in each request's segment; never zero.
     pub seq_lens: Vec<u32>,
     /// True if the first request has rows in an earlier chunk.
     pub is_continuation: bool,
-    /// `[requests][ranks]`: how many tokens of each request's whole context each rank holds; under
-    /// context parallelism only, like the two below.
+    /// `[requests][ranks]`: the number of tokens that each rank holds of each request's whole
+    /// context. Like the two fields below, it is filled only under context parallelism.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub local_context_lens: Vec<Vec<u32>>,
     /// The start of each request's segment among the rows of a rank; the same on every rank.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub local_starts: Vec<u32>,
-    /// The rows that a rank sets aside for each request's segment; the same on every rank. It
-    /// holds min(`padded`, max(0, `local_context_lens` − `local_starts`)) of them.
+    /// The number of rows that a rank reserves for each request's segment; the same on every rank.
+    /// The rank holds min(`padded`, max(0, `local_context_lens` − `local_starts`)) of these rows.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub padded_local_seq_lens: Vec<u32>,
 }
 
 impl ContextChunk {
-    /// A chunk with one segment of each of these requests. Their starts and lengths are given. No
-    /// request is continued, and the cache is on one device.
+    /// A chunk with one segment of each of these requests, by their starts and lengths. The first
+    /// request is no continuation, and the cache is on one device.
     pub const fn new(requests: Range<usize>, starts: Vec<u32>, seq_lens: Vec<u32>) -> Self {
         Self {
             request_start: requests.start,
@@ -143,8 +143,8 @@ impl ContextChunk {
         self.request_start..self.request_end
     }
 
-    /// The segments, in order: the request's index in the batch, the first token, counted from the
-    /// start of its context, and the number of tokens.
+    /// The segments in order. Each has the request's index in the batch, the position of its first
+    /// token in the request's context, and its number of tokens.
     pub fn segments(&self) -> impl ExactSizeIterator<Item = (usize, u32, u32)> + '_ {
         self.starts
             .iter()
@@ -153,17 +153,18 @@ impl ContextChunk {
             .map(|(index, (&start, &len))| (self.request_start + index, start, len))
     }
 
-    /// The context rows of the chunk, over all ranks.
+    /// The number of context rows in the chunk, over all ranks.
     pub fn rows(&self) -> u64 {
         self.seq_lens.iter().copied().map(u64::from).sum()
     }
 
-    /// The longest segment.
+    /// The length of the longest segment.
     pub fn max_seq_len(&self) -> u32 {
         self.seq_lens.iter().copied().max().unwrap_or(0)
     }
 
-    /// `[requests + 1]`: where each segment starts among the chunk's rows, then their number.
+    /// `[requests + 1]`: the start of each segment among the chunk's rows, followed by the number
+    /// of rows.
     pub fn cumulative_seq_lens(&self) -> Vec<u64> {
         let lens = self.seq_lens.iter().copied().map(u64::from);
         let ends = lens.scan(0, |sum, len| {
@@ -174,23 +175,23 @@ impl ContextChunk {
     }
 }
 
-/// The max number of chunks of a plan: a guard against a workspace so small that the plan itself
-/// would be larger than the memory it saves.
+/// The maximum number of chunks in a plan. With a very small workspace, the plan itself would
+/// otherwise become larger than the memory it saves.
 pub const MAX_CHUNKS: usize = 1 << 20;
 
-/// Packs the cached context of a batch into chunks, in the order in which they are worked through;
-/// the [module](self) says how. There are none if no request has context.
+/// Packs the cached context of a batch into chunks, in the order of their execution. The
+/// [module](self) describes the rules. There are no chunks if no request has context.
 ///
-/// `context_lens` has one entry per request: its cached tokens, without the new ones.
+/// `context_lens` has one entry per request: the number of its cached tokens, without the new ones.
 ///
 /// # Errors
 ///
-/// If a limit is zero, the alignment (with a `parallel`, lcm(align, N·I)) exceeds `rows` or
-/// `max_chunk`, or the plan would have more than [`MAX_CHUNKS`] chunks.
+/// If a limit is zero, if the alignment exceeds `rows` or `max_chunk`, or if the plan would have
+/// more than [`MAX_CHUNKS`] chunks. With `parallel`, the alignment is lcm(align, N·I).
 pub fn plan_chunks(context_lens: &[u32], limits: &ChunkLimits) -> Result<Vec<ContextChunk>> {
     let packer = Packer::new(limits)?;
     let mut chunks = Vec::new();
-    // The first token that is in no chunk yet.
+    // The first token that is not yet in a chunk.
     let (mut request, mut start) = (0, 0);
     while request < context_lens.len() {
         if context_lens[request] == 0 {
@@ -239,14 +240,14 @@ pub fn plan_chunks(context_lens: &[u32], limits: &ChunkLimits) -> Result<Vec<Con
     Ok(chunks)
 }
 
-/// The limits in the units in which chunks are filled.
+/// The limits, in the units that the packing uses.
 struct Packer {
     parallel: ContextParallel,
-    /// The rows of a chunk, per rank.
+    /// The number of rows per chunk and rank.
     budget: u64,
     /// Cuts are multiples of this many tokens.
     align: u64,
-    /// The longest segment that a cut may leave, in tokens; a multiple of `align`, and not zero.
+    /// The longest segment that may end with a cut, in tokens; a multiple of `align`, and not zero.
     max_cut: u64,
 }
 
@@ -270,20 +271,20 @@ impl Packer {
         })
     }
 
-    /// The rows per rank of the tokens from `start` to `end`.
+    /// The number of rows per rank for the tokens from `start` to `end`.
     fn rows(&self, start: u32, end: u32) -> u64 {
         self.parallel.padded_local_len(end) - self.parallel.padded_local_len(start)
     }
 
     /// The longest segment, from an aligned start, that takes at most `available` rows per rank.
     ///
-    /// A multiple of the alignment is a multiple of N·I, so its tokens are dealt evenly and every
-    /// rank has exactly 1/N of them as rows. For a whole budget the result is not zero: `align`
-    /// is at most W and a multiple of N, so its share is at most ⌊W/N⌋.
+    /// A multiple of the alignment is a multiple of N·I. Its tokens are therefore dealt evenly, and
+    /// every rank has exactly 1/N of them as rows. For a whole budget the result is not zero:
+    /// `align` is at most W and a multiple of N, so its share is at most ⌊W/N⌋.
     fn longest_cut(&self, available: u64) -> u32 {
         let tokens = available * u64::from(self.parallel.world());
         let cut = (tokens - tokens % self.align).min(self.max_cut);
-        // At most W, which is 32 bits wide.
+        // At most W, so it fits 32 bits.
         cut as u32
     }
 }
@@ -341,10 +342,11 @@ mod tests {
             .collect()
     }
 
-    /// For each chunk the first request, and each segment's start and length.
+    /// For each chunk its first request, and the start and length of each segment.
     type Chunks = &'static [(usize, &'static [(u32, u32)])];
 
-    /// Asserts how contexts are packed into chunks of `rows` rows, cut at multiples of 16.
+    /// Asserts that contexts are packed as expected into chunks of `rows` rows, cut at multiples of
+    /// 16.
     fn packed(lens: &[u32], rows: u32, expected: Chunks) {
         let plan = plan_chunks(lens, &limits(rows, 16)).unwrap();
         let expected: Vec<_> = expected
@@ -371,7 +373,7 @@ mod tests {
             1024,
             &[(0, &[(0, 1024)]), (0, &[(1024, 1024)]), (1, &[(0, 320)])],
         );
-        // Exactly full, and one row too many.
+        // A chunk that is exactly full, and one with a row too many.
         packed(&[960, 16, 16], 1024, &[(0, &[(0, 960), (0, 16), (0, 16)])]);
         packed(
             &[960, 48, 17],
@@ -399,7 +401,7 @@ mod tests {
     fn what_fits_whole_may_use_rows_beyond_the_alignment_and_a_cut_may_not() {
         packed(&[1000], 1000, &[(0, &[(0, 1000)])]);
         packed(&[1001], 1000, &[(0, &[(0, 992)]), (0, &[(992, 9)])]);
-        // The alignment is all of W.
+        // The alignment equals W.
         packed(
             &[5, 20],
             16,
@@ -416,7 +418,7 @@ mod tests {
         // 800 fits, so nothing is cut.
         let plan = plan_chunks(&[800], &limits(512)).unwrap();
         assert_eq!(shape(&plan), [(0, vec![(0, 800)])]);
-        // Cuts of at most 512 (given as 520) until the rest fits.
+        // Cuts of at most 512 tokens (given as 520) until the rest fits.
         let plan = plan_chunks(&[2048], &limits(520)).unwrap();
         assert_eq!(
             shape(&plan),
@@ -517,7 +519,8 @@ mod tests {
 
     #[test]
     fn padding_decides_what_fits() {
-        // Four ranks with one token each in turn: 65 tokens are 17 rows, 96 are 24; 32 fit.
+        // Four ranks take one token each in turn. 65 tokens take 17 rows and 96 take 24; 32 rows
+        // fit.
         let limits = ChunkLimits {
             parallel: Some(ContextParallel::new(4, 1).unwrap()),
             ..limits(128, 64)
@@ -590,13 +593,13 @@ mod tests {
         assert_eq!(plan[0].rows(), u64::from(u32::MAX));
     }
 
-    /// The rules of the module's documentation, word by word: every cut is found by trying all
-    /// lengths, and a rank's rows are counted rather than computed.
+    /// Follows the rules of the module's documentation literally: it finds every cut by trying all
+    /// lengths, and it counts a rank's rows instead of computing them.
     fn naive(lens: &[u32], limits: &ChunkLimits) -> Vec<(usize, Vec<(u32, u32)>)> {
         let parallel = limits.parallel.unwrap_or(ContextParallel::SINGLE);
         let align = parallel.alignment(limits.align).unwrap() as u32;
         let budget = u64::from(limits.rows / parallel.world());
-        // The rows of the rank that has most, filled up to whole blocks: rank 0 begins each round.
+        // The rows of the fullest rank, padded to whole blocks. Each round begins with rank 0.
         let rows = |start: u32, len: u32| {
             let period = parallel.period() as u32;
             let rounds = (start..start + len).filter(|at| at.is_multiple_of(period));
@@ -639,7 +642,7 @@ mod tests {
         chunks
     }
 
-    /// Contexts that cross chunk and page borders, with some requests without any.
+    /// Contexts that cross borders of chunks and pages. Some requests have no context.
     fn contexts() -> impl Strategy<Value = Vec<u32>> {
         let len = prop_oneof![1 => Just(0u32), 3 => 1u32..40, 3 => 1u32..700];
         proptest::collection::vec(len, 0..24)
@@ -685,7 +688,8 @@ mod tests {
             let parallel = limits.parallel.unwrap_or(ContextParallel::SINGLE);
             let align = parallel.alignment(limits.align).unwrap() as u32;
 
-            // Every row exactly once, in order: walk the segments and follow the cursor.
+            // Every row occurs exactly once, in order. The loop walks the segments and compares
+            // them with a cursor.
             let mut seen = vec![0u32; lens.len()];
             let mut last_request = 0;
             for chunk in &plan {
@@ -713,7 +717,7 @@ mod tests {
             prop_assert_eq!(&seen, &lens);
         }
 
-        /// Own cuts are those of a request alone.
+        /// With own cuts, a request is cut in the same way with and without other requests.
         #[test]
         fn own_cuts_ignore_other_requests(lens in contexts(), limits in any_limits()) {
             let segments = |lens: &[u32], limits: &ChunkLimits, number| -> Vec<_> {
@@ -729,8 +733,8 @@ mod tests {
             }
         }
 
-        /// A chunk ends only where it must: at the end, before a request without context, at a
-        /// cut, or if not one aligned segment of the next request fits.
+        /// A chunk ends only at the end of the batch, before a request without context, at a cut,
+        /// or if no aligned segment of the next request fits.
         #[test]
         fn chunks_are_filled(lens in contexts(), limits in any_limits()) {
             let plan = plan_chunks(&lens, &limits).unwrap();
@@ -748,7 +752,7 @@ mod tests {
                     prop_assert!(lens[chunk.request_end..request].iter().all(|&len| len == 0));
                     continue;
                 }
-                // One more aligned segment would not have fitted, or would have been too long.
+                // One more aligned segment would not have fitted or would have exceeded `max_cut`.
                 let segment = u64::from(align / parallel.world());
                 let open = request < chunk.request_end;
                 let cut = if open { *chunk.seq_lens.last().unwrap() } else { 0 };
@@ -761,7 +765,8 @@ mod tests {
             }
         }
 
-        /// The shards tile what each rank holds, within its share of the rows.
+        /// The shards cover exactly the tokens that each rank holds, within the rank's share of the
+        /// rows.
         #[test]
         fn local_parts_tile_each_rank(lens in contexts(), limits in any_limits()) {
             prop_assume!(limits.parallel.is_some());
@@ -779,7 +784,7 @@ mod tests {
                     cursor[request] += padded;
                     let ranks = &chunk.local_context_lens[index];
                     prop_assert_eq!(ranks, &parallel.local_lens(lens[request]));
-                    // The rows that the ranks really hold are exactly the segment's tokens.
+                    // The rows that the ranks really hold add up to the segment's tokens.
                     let rows: u64 = ranks
                         .iter()
                         .map(|&len| u64::from(len.saturating_sub(start).min(padded)))
@@ -803,7 +808,8 @@ mod tests {
             own_cuts: bool,
             parallel in proptest::option::of((0u32..9, any::<u32>())),
         ) {
-            // A test of `ContextParallel` tries what it refuses; here that stands for none.
+            // A test of `ContextParallel` covers the values that it refuses. Here they mean no
+            // parallelism.
             let parallel = parallel.and_then(|(n, i)| ContextParallel::new(n, i).ok());
             let _ = plan_chunks(&lens, &ChunkLimits {
                 rows, align, max_chunk, parallel, own_cuts,

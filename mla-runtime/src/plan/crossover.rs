@@ -1,16 +1,16 @@
-//! Up to how many query tokens the absorbed path is the cheaper one.
+//! Computes the number of query tokens up to which the absorbed path is cheaper.
 //!
-//! Both paths let T query tokens of a request attend to its C cached tokens. With d = P + V, and
-//! counting multiply-adds per head:
+//! Both paths let T query tokens of a request attend to its C cached tokens. The table counts
+//! multiply-adds per head, with d = P + V:
 //!
 //! | | absorbed | expanded |
 //! |---|---|---|
 //! | once per query token | L·d (into the latent and back) | |
 //! | once per cached token | | L·d (expansion by `W_kv_b`) |
-//! | per pair of them | 2L + R (scores L + R, values L) | d + R (scores P + R, values V) |
+//! | per pair of a query and a cached token | 2L + R (scores L + R, values L) | d + R (scores P + R, values V) |
 //!
-//! Counting multiply-adds alone, the absorbed form is the cheaper one while
-//! T·(L·d + C·(2L + R)) ≤ C·(L·d + T·(d + R)), that is while
+//! By multiply-adds alone, the absorbed form is cheaper while
+//! T·(L·d + C·(2L + R)) ≤ C·(L·d + T·(d + R)). Solved for T, this is
 //!
 //! ```text
 //!           L·d
@@ -18,19 +18,20 @@
 //!     L·d/C + 2L − d
 //! ```
 //!
-//! For DeepSeek-V3 and a long context that is 131072/768, about 171. If d ≥ 2L + L·d/C the absorbed
-//! form is always cheaper. A processor about which nothing is known is modelled so
-//! ([`Machine::ARITHMETIC`]): it keeps what it expands in its caches.
+//! For DeepSeek-V3 and a long context the right side is 131072/768, about 171. If d ≥ 2L + L·d/C,
+//! the absorbed form is always cheaper. This model serves processors about which nothing is known
+//! ([`Machine::ARITHMETIC`]): a processor keeps what it expands in its caches.
 //!
 //! # On a processor
 //!
-//! The time of a multiply-add differs. A [processor](Machine::processor) has seconds per
-//! multiply-add of products with the weights, and of pairs of tokens in either form, from a short
-//! run of both. The new tokens count as well, in the expansion and in pairs among themselves.
+//! Multiply-adds do not all take the same time. A [processor](Machine::processor) has three
+//! measured times per multiply-add. One is for products with the weights. The others are for pairs
+//! of tokens, in the absorbed and in the expanded form. The model also counts the new tokens: they
+//! are expanded, too, and they attend to each other.
 //!
 //! # On a GPU
 //!
-//! A [GPU](Machine::gpu) takes its time for more than that, and each form is a row of steps:
+//! On a [GPU](Machine::gpu) other times count as well. Each form is a sequence of steps:
 //!
 //! | absorbed | expanded |
 //! |---|---|
@@ -38,40 +39,41 @@
 //! | attention to the cache | expansion of context and new tokens from their pages |
 //! | outputs times `W_UV` | causal attention to them |
 //!
-//! (The expanded form of a layer whose workspace has room for all of these rows, and whose cache
-//! holds them in the queries' format. Others have more launches; if keys are packed, rows are
-//! gathered first.)
+//! (The table's expanded form requires that the workspace has room for all of these rows, and that
+//! the cache holds them in the queries' format. Other layers have more launches. If keys are
+//! packed, the layer first gathers the rows.)
 //!
-//! A step takes what its launch takes, and then its arithmetic or its bytes, whichever takes
-//! longer. Arithmetic is that of whole tiles on whole multiprocessors, since a few tiles do not
-//! fill the GPU:
+//! The time of a step is the time of its launch, plus the time of its arithmetic or of its bytes,
+//! whichever is longer. The model counts the arithmetic of whole tiles on whole multiprocessors,
+//! because a few tiles do not fill the GPU:
 //!
-//! - Absorbed, the H·T rows are in tiles of 64, and the cached tokens in tiles of 64, which are
-//!   spread evenly over all multiprocessors.
-//! - The expansion is in tiles of 128 rows by 256 columns, and pairs of multiprocessors take runs
-//!   of rows for one column tile. With `r` runs, the number of rounds is that in which the pairs
-//!   get through `r` times the columns' tiles, and a round takes the time of a run's tiles and one
-//!   more.
-//! - Expanded, each head has T/128 tiles of queries. The keys of each are divided into the number
-//!   of splits that ends first, at most 64: `s` splits of `n` tiles of 128 keys take ⌈H·⌈T/128⌉·s /
-//!   multiprocessors⌉ · ⌈n/s⌉ times the time of a tile. The time therefore rises in steps.
+//! - Absorbed attention divides the H·T query rows into tiles of 64 and the cached tokens into
+//!   tiles of 64. These tiles are spread evenly over all multiprocessors.
+//! - The expansion has tiles of 128 rows by 256 columns. A pair of multiprocessors takes a run of
+//!   row tiles for one column tile. With `r` runs per column tile, the pairs need ⌈`r` · column
+//!   tiles / pairs⌉ rounds. A round takes the time of the tiles in a run, plus the time of one more
+//!   tile.
+//! - Expanded attention has T/128 tiles of queries for each head. The keys of each tile are divided
+//!   into at most 64 splits, and the model takes the number that finishes first. With `n` tiles of
+//!   128 keys in `s` splits, the time is ⌈H·⌈T/128⌉·s / multiprocessors⌉ · ⌈n/s⌉ times the time of
+//!   a tile. It therefore rises in steps.
 //!
-//! The part of the machine's arithmetic that a step reaches was fitted on one H200 to the kernels
-//! for Hopper, with 8 to 128 heads, 64 to 768 new tokens and 8k and 32k of context
-//! (docs/log/layer.md); other backends are held to the same.
+//! Each step reaches some fraction of the machine's arithmetic. These fractions were fitted on one
+//! H200 to the kernels for Hopper, with 8 to 128 heads, 64 to 768 new tokens, and 8k and 32k tokens
+//! of context (docs/log/layer.md). The model uses the same fractions for other backends.
 
 use crate::model::MlaDims;
 use crate::spec::Problem;
 use crate::{Error, Result};
 
-/// The machine from which the times of the two forms follow.
+/// The machine whose speed determines the times of the two forms.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Machine(Figures);
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Figures {
     Arithmetic,
-    /// The seconds that all threads take for a multiply-add of each kind.
+    /// The time of a multiply-add of each kind, in seconds, if all threads work.
     Processor {
         product_seconds: f64,
         absorbed_pair_seconds: f64,
@@ -81,14 +83,14 @@ enum Figures {
 }
 
 impl Machine {
-    /// Multiply-adds count and nothing else: a processor about which nothing is known.
+    /// A processor about which nothing is known: only multiply-adds count.
     pub const ARITHMETIC: Self = Self(Figures::Arithmetic);
 
-    /// An NVIDIA H200 as measured, in bf16: 132 multiprocessors, 795 TFLOP/s and 4.2 TB/s.
+    /// An NVIDIA H200 as measured in bf16: 132 multiprocessors, 795 TFLOP/s and 4.2 TB/s.
     pub const H200: Self = Self(Figures::Gpu(Gpu::H200));
 
-    /// A GPU with this number of multiprocessors, and these floating-point operations (two per
-    /// multiply-add) and bytes per second, as large products and large copies reach them.
+    /// A GPU with this number of multiprocessors and these rates. The rates are those that large
+    /// products and large copies reach; a multiply-add counts as two floating-point operations.
     ///
     /// # Errors
     ///
@@ -120,12 +122,12 @@ impl Machine {
         }
     }
 
-    /// A processor, from seconds for each multiply-add: of products with the weights, and of pairs
-    /// of a new and a cached token, absorbed and expanded.
+    /// A processor with these times per multiply-add, in seconds. The first is for products with
+    /// the weights. The others are for pairs of a new and a cached token, absorbed and expanded.
     ///
     /// # Errors
     ///
-    /// If one of them is not a positive, finite number.
+    /// If one of the times is not a positive, finite number.
     pub fn processor(
         product_seconds: f64,
         absorbed_pair_seconds: f64,
@@ -142,7 +144,7 @@ impl Machine {
     }
 }
 
-/// Refuses what is no positive, finite number.
+/// Refuses numbers that are not positive and finite.
 fn positive(field: &'static str, given: f64) -> Result<()> {
     if given.is_finite() && given > 0.0 {
         return Ok(());
@@ -150,7 +152,7 @@ fn positive(field: &'static str, given: f64) -> Result<()> {
     Err(Error::argument(field, given, "a finite number above 0"))
 }
 
-/// The max rates of a GPU, and the time of a launch.
+/// The maximum rates of a GPU, and the time of a launch.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Gpu {
     multiprocessors: u32,
@@ -167,24 +169,24 @@ impl Gpu {
         launch_seconds: Self::LAUNCH,
     };
 
-    /// Time from one launch of a matrix product to the next, besides their work, in a graph on
-    /// Hopper.
+    /// The time between two consecutive matrix products in a graph on Hopper, without their own
+    /// work.
     const LAUNCH: f64 = 5e-6;
 
-    /// A matrix product.
+    /// Returns the seconds of a matrix product.
     fn product(&self, flop: f64, bytes: f64) -> f64 {
-        // Large products reach this part of the rate; those with a short inner dimension reach
-        // another.
+        // Large products reach this fraction of the rate. Products with a short inner dimension
+        // reach another fraction.
         const REACHED: f64 = 0.86;
         self.step(1.0, flop / (REACHED * self.flop_per_second), bytes)
     }
 
-    /// A step that takes as long to begin and to end as `launches` launches.
+    /// Returns the seconds of a step whose beginning and end take as long as `launches` launches.
     fn step(&self, launches: f64, arithmetic_seconds: f64, bytes: f64) -> f64 {
         launches * self.launch_seconds + arithmetic_seconds.max(bytes / self.bytes_per_second)
     }
 
-    /// The seconds of `flop` FLOP on one multiprocessor.
+    /// Returns the seconds that one multiprocessor takes for `flop` floating-point operations.
     fn tile(&self, flop: f64, reached: f64) -> f64 {
         flop * f64::from(self.multiprocessors) / (reached * self.flop_per_second)
     }
@@ -205,23 +207,25 @@ const fn qk(dims: MlaDims) -> u64 {
 struct Attention {
     dims: MlaDims,
     heads: u32,
-    /// C; `None` is the limit of a long context.
+    /// C, or `None` for the limit of a long context.
     context_len: Option<u32>,
-    /// Bytes of an element, of the expanded keys and values too.
+    /// Bytes of an element. It also applies to the expanded keys and values.
     element_bytes: u32,
     packed_keys: bool,
 }
 
-/// Beyond any GPU's, and few enough that every split of a step's tiles can be tried.
+/// The maximum number of multiprocessors. It is larger than any GPU's, and small enough to try
+/// every number of splits.
 const MAX_MULTIPROCESSORS: u32 = 1 << 16;
 
-/// Context that stands for a long one on a GPU: beyond it nothing changes the crossover.
+/// The length that represents a long context on a GPU. More context does not change the crossover.
 const LONG: u32 = 1 << 17;
 
-/// The absorbed form that is still the faster one there is so always.
+/// The maximum number of query tokens that is tried. If the absorbed form is still faster there, it
+/// is always faster.
 const MAX_QUERIES: u32 = 2048;
 
-/// Query rows and keys of a tile of the expanded attention.
+/// The number of query rows, and of keys, in a tile of the expanded attention.
 const TILE: u32 = 128;
 
 impl Attention {
@@ -230,28 +234,29 @@ impl Attention {
             dims: problem.dims,
             heads: problem.heads,
             context_len,
-            // Below a dozen.
+            // At most a dozen bytes, so it fits.
             element_bytes: problem.dtype.bytes() as u32,
             packed_keys,
         }
     }
 
-    /// Bytes that the expansion writes for each cached token and head.
+    /// Bytes that the expansion writes for each token and head.
     const fn expansion_bytes(&self) -> u64 {
         let packed = if self.packed_keys { qk(self.dims) } else { 0 };
         (kv_b(self.dims) + packed).saturating_mul(self.element_bytes as u64)
     }
 
-    /// The multiply-adds of the absorbed form: of products with the weights, L·d per head and new
-    /// token, and of pairs of a new token and one that it attends to, 2L + R each.
+    /// The multiply-adds of the absorbed form. First those of products with the weights: L·d per
+    /// head and new token. Then those of pairs of a new token and a token that it attends to: 2L +
+    /// R per pair.
     fn absorbed_work(&self, query_len: u32) -> [f64; 2] {
         let n = self.numbers(query_len);
         let products = n.heads * n.queries * n.latent * (n.nope + n.v);
         [products, n.heads * n.pairs() * (2.0 * n.latent + n.rope)]
     }
 
-    /// The multiply-adds of the expanded form: of products, L·d per head and row, cached or new,
-    /// and of pairs, d + R each.
+    /// The multiply-adds of the expanded form. First those of products with the weights: L·d per
+    /// head and row, cached or new. Then those of pairs: d + R per pair.
     fn expanded_work(&self, query_len: u32) -> [f64; 2] {
         let n = self.numbers(query_len);
         let width = n.nope + n.v;
@@ -262,7 +267,7 @@ impl Attention {
     /// Returns the seconds of the absorbed form for `query_len` new tokens.
     fn absorbed_seconds(&self, query_len: u32, gpu: &Gpu) -> f64 {
         let n = self.numbers(query_len);
-        // Latent queries and outputs of all heads.
+        // Bytes of the latent queries of all heads, and also of their outputs.
         let latent = n.queries * n.heads * n.latent * n.element;
         let product = |width: f64| {
             let pairs = n.heads * width * n.latent;
@@ -292,13 +297,13 @@ impl Attention {
         let tile = gpu.tile(2.0 * f64::from(TILE * TILE) * (n.nope + n.rope + n.v), 1.03);
         let read = rows * (written + n.rope * n.element)
             + n.queries * n.heads * (n.nope + n.rope + 2.0 * n.v) * n.element;
-        // A cache write is shorter than a product.
+        // A cache write takes less time than a product.
         gpu.step(0.5, 0.0, 0.0)
             + self.expansion_seconds(&n, gpu)
             + gpu.step(3.0, tiles * tile, read)
     }
 
-    /// Keys and values of all rows.
+    /// Returns the seconds of the expansion of all rows into keys and values.
     fn expansion_seconds(&self, n: &Numbers, gpu: &Gpu) -> f64 {
         let rows = n.context + n.queries;
         let width = n.heads * (n.nope + n.v);
@@ -306,7 +311,7 @@ impl Attention {
         let weights = n.latent * width * n.element;
         let moved = weights + rows * (n.latent * n.element + written);
         if self.packed_keys {
-            // A gather; then keys are a product of their own, and a copy of the rotary part.
+            // Packed keys take a gather, a product of their own, and a copy of the rotary part.
             let gathered = 2.0 * rows * (n.latent + n.rope) * n.element;
             let product = gpu.product(2.0 * rows * n.latent * width, moved);
             return gpu.step(0.5, 0.0, gathered) + product + 2.0 * gpu.launch_seconds;
@@ -316,7 +321,7 @@ impl Attention {
         let pairs = f64::from((gpu.multiprocessors / 2).max(1));
         let time = |runs: u32| {
             let runs = f64::from(runs);
-            // A run begins with its weights, which take as long as a tile.
+            // A run first loads its weights, which takes as long as a tile.
             (columns * runs / pairs).ceil() * ((row_tiles / runs).ceil() + 1.0)
         };
         let max = row_tiles.min(pairs) as u32;
@@ -343,7 +348,7 @@ impl Attention {
         self.absorbed_seconds(query_len, gpu) <= self.expanded_seconds(query_len, gpu)
     }
 
-    /// The max number of query tokens for which the absorbed form takes no longer.
+    /// The maximum number of query tokens for which the absorbed form is not slower.
     fn crossover_by(absorbs: impl Fn(u32) -> bool) -> f64 {
         let last = (1..=MAX_QUERIES).rev().find(|&q| absorbs(q));
         match last {
@@ -353,7 +358,7 @@ impl Attention {
     }
 }
 
-/// The numbers of a case in floating point.
+/// The lengths and widths of a case as floating-point numbers.
 struct Numbers {
     queries: f64,
     context: f64,
@@ -366,7 +371,8 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// Pairs of a new token and one that it attends to, among the new ones as well.
+    /// The number of pairs of a new token and a token that it attends to. Pairs of two new tokens
+    /// count as well.
     fn pairs(&self) -> f64 {
         self.queries * (self.context + (self.queries + 1.0) / 2.0)
     }
@@ -394,15 +400,15 @@ impl Attention {
     }
 
     fn threshold(&self, machine: &Machine) -> u32 {
-        // The conversion rounds down, and takes infinity to the largest number.
+        // The conversion rounds down, and it turns infinity into the largest integer.
         (self.crossover(machine) as u32).max(1)
     }
 }
 
-/// The number of query tokens of a request up to which the absorbed form is the faster one, as the
-/// [module](self) says; infinite if it always is. The number of heads plays no part if
-/// multiply-adds alone are counted. `packed_keys` says if the prefill backend needs each head's
-/// key, P + R values, packed; without a `context_len` the context is long.
+/// The number of query tokens of a request up to which the absorbed form is faster; infinite if it
+/// always is. The [module](self) describes the model. If only multiply-adds count, the number of
+/// heads does not matter. `packed_keys` is true if the prefill backend needs each head's key of P +
+/// R values packed. A `context_len` of `None` means a long context.
 pub fn crossover(
     machine: &Machine,
     problem: &Problem,
@@ -412,8 +418,8 @@ pub fn crossover(
     Attention::of(problem, packed_keys, context_len).crossover(machine)
 }
 
-/// [`crossover`] as a threshold for [`super::split`]: the max number of query tokens of a request
-/// on the absorbed path. At least 1, since the absorbed form is the one that decodes.
+/// The [`crossover`] as a threshold for [`super::split`]: the maximum number of query tokens of a
+/// request on the absorbed path. It is at least 1, because decoding uses the absorbed form.
 pub fn threshold(
     machine: &Machine,
     problem: &Problem,
@@ -423,8 +429,8 @@ pub fn threshold(
     Attention::of(problem, packed_keys, context_len).threshold(machine)
 }
 
-/// The multiply-adds of the absorbed form and of the expanded one for `query_len` new tokens: in
-/// each of products with the weights and of pairs of tokens, the table's rows.
+/// The multiply-adds of the absorbed and of the expanded form for `query_len` new tokens. Each form
+/// has two numbers: products with the weights, and pairs of tokens.
 pub fn multiply_adds(problem: &Problem, context_len: u32, query_len: u32) -> [[f64; 2]; 2] {
     let attention = Attention::of(problem, false, Some(context_len));
     [
@@ -436,7 +442,7 @@ pub fn multiply_adds(problem: &Problem, context_len: u32, query_len: u32) -> [[f
 fn by_arithmetic(dims: MlaDims, context_len: Option<u32>) -> f64 {
     let latent = f64::from(dims.latent);
     let width = kv_b(dims) as f64;
-    // Without any context there is nothing to expand, and the division gives infinity.
+    // Without context there is nothing to expand. The division then gives infinity.
     let per_query = context_len.map_or(0.0, |len| latent * width / f64::from(len));
     let excess = per_query + 2.0 * latent - width;
     if excess > 0.0 {
@@ -501,16 +507,16 @@ mod tests {
             assert_eq!(arithmetic(dims, None), expected);
         }
         assert_eq!(arithmetic(MlaDims::R1, None).round(), 171.0);
-        // 131072/1024 more in the denominator.
+        // 1024 tokens of context add 131072/1024 to the denominator.
         assert_eq!(arithmetic(MlaDims::R1, Some(1024)), 131_072.0 / 896.0);
         assert_eq!(arithmetic(MlaDims::R1, Some(0)), 0.0);
     }
 
     #[test]
     fn times_and_crossovers_are_those_that_were_measured_on_an_h200() {
-        // Crossovers of the whole layer (BENCHMARKS.md; those of 32 heads by its steps): heads,
-        // context, crossover. And times of the steps of each form in a row (docs/log/layer.md): new
-        // tokens with the µs absorbed and expanded, the latter without a cache write.
+        // The crossovers are those of the whole layer: heads, context, crossover (BENCHMARKS.md;
+        // for 32 heads from the steps' times). The times are those of each form's sequence of
+        // steps: new tokens, µs absorbed, µs expanded without a cache write (docs/log/layer.md).
         for (heads, context, crossover, times) in [
             (8, 8192, 139.0, [(192, 70.3, 62.4), (256, 83.2, 64.5)]),
             (8, 32768, 157.0, [(128, 137.3, 156.1), (256, 244.1, 172.4)]),
@@ -547,7 +553,7 @@ mod tests {
     #[test]
     fn few_heads_and_short_contexts_are_expanded_sooner() {
         let at = |heads, context| r1(heads, context).crossover(&H200);
-        // The expanded form has fewer launches.
+        // More heads let more tokens be absorbed: the expanded form has fewer launches.
         assert!(at(8, 8192) < at(16, 8192));
         assert!(at(16, 8192) < at(128, 8192));
         let packed = Attention {
@@ -555,13 +561,13 @@ mod tests {
             ..r1(16, 8192)
         };
         assert!(packed.crossover(&H200) > at(16, 8192));
-        // A launch costs both, but the absorbed form has more of them.
+        // Launches cost both forms time, but the absorbed form has more of them.
         let slow = Gpu {
             launch_seconds: 20e-6,
             ..Gpu::H200
         };
         assert!(r1(16, 8192).crossover(&Machine(Figures::Gpu(slow))) < at(16, 8192));
-        // Nothing to expand.
+        // There is no context to expand.
         assert!(r1(16, 0).threshold(&H200) >= 1);
         let long = Attention {
             context_len: None,
@@ -572,7 +578,7 @@ mod tests {
 
     #[test]
     fn wide_heads_are_always_absorbed() {
-        // d = 2L, where the pairs cost the same and the expansion comes on top.
+        // Here d = 2L: pairs cost the same in both forms, and the expansion is an extra cost.
         let wide = MlaDims::new(64, HeadDims::new(64, 64, 64));
         assert_eq!(arithmetic(wide, None), f64::INFINITY);
         assert!(arithmetic(wide, Some(1000)).is_finite());
@@ -593,17 +599,17 @@ mod tests {
 
     #[test]
     fn a_processor_is_held_to_what_each_kind_of_its_products_takes() {
-        // Equal figures give nearly the crossover of multiply-adds alone, which leave the new
-        // tokens' own rows and pairs out.
+        // Equal times nearly give the crossover of multiply-adds alone. That model leaves out the
+        // new tokens' own rows and pairs.
         let alike = on_processor([1e-11; 3], 16, 8192);
         let ratio = alike / arithmetic(MlaDims::R1, Some(8192));
         assert!((0.97..1.03).contains(&ratio), "{alike}");
-        // Slow products, as the expansion has most of them, and slow pairs of expanded rows let
-        // more be absorbed.
+        // The absorbed form pays for more tokens if products are slow, because the expansion has
+        // most of them, or if pairs of expanded rows are slow.
         assert!(on_processor([2e-11, 1e-11, 1e-11], 16, 8192) > 1.8 * alike);
         assert!(on_processor([1e-11, 1e-11, 2e-11], 16, 8192) > 1.5 * alike);
         assert!(on_processor([1e-11, 2e-11, 1e-11], 16, 8192) < alike / 2.0);
-        // The absorbed form is always the faster one where a pair of it costs no more.
+        // The absorbed form is always faster if a pair costs no more in it.
         assert_eq!(on_processor([1e-11, 1e-11, 4e-11], 16, 8192), f64::INFINITY);
         let error = Machine::processor(f64::NAN, 1e-11, 1e-11).unwrap_err();
         assert_eq!(
@@ -614,9 +620,10 @@ mod tests {
 
     #[test]
     fn the_crossover_of_a_processor_is_predicted_from_short_context() {
-        // Measured on one core of an AMD EPYC, in processor time: GFLOP/s of products, and of pairs
-        // absorbed and expanded, from 16 and 256 new tokens on 1024 cached ones; and the new tokens
-        // at which both forms took the same with 4096 tokens in all (docs/log/layer.md).
+        // Measured on one core of an AMD EPYC, in processor time. First come the heads; then
+        // GFLOP/s of products, absorbed pairs and expanded pairs, from 16 and 256 new tokens on
+        // 1024 cached ones. The last number is that of new tokens at which both forms took the same
+        // time with 4096 tokens in all (docs/log/layer.md).
         for (heads, gflop, measured) in [
             (8, [51.2, 219.0, 195.6], 765.0),
             (4, [43.5, 94.9, 100.2], 335.0),
@@ -664,7 +671,7 @@ mod tests {
         };
         assert_eq!(packed.expansion_bytes(), 896);
         assert_eq!(bf16.expansion_bytes(), 512);
-        // Nonsense as large as the types allow is no overflow.
+        // Senseless values as large as the types allow cause no overflow.
         let huge = MlaDims::new(u32::MAX, HeadDims::new(u32::MAX, u32::MAX, u32::MAX));
         let huge = Attention {
             dims: huge,
@@ -678,7 +685,7 @@ mod tests {
     }
 
     proptest! {
-        /// The formula says which of the two costs is the smaller.
+        /// The formula agrees with a comparison of the two costs.
         #[test]
         fn the_crossover_is_where_the_costs_cross(
             (latent, nope, rope, v) in (1u32..1024, 1u32..512, 0u32..128, 1u32..512),
@@ -688,12 +695,12 @@ mod tests {
             let crossover = arithmetic(dims, Some(context));
             let absorbed = absorbed_cost(dims, [heads, queries, context]);
             let expanded = expanded_cost(dims, [heads, queries, context]);
-            // Either answer is right if the costs are equal but for rounding.
+            // Either answer is right if the costs differ only by rounding.
             prop_assume!(absorbed.abs_diff(expanded) as f64 > 1e-9 * expanded as f64);
             prop_assert_eq!(f64::from(queries) < crossover, absorbed < expanded);
         }
 
-        /// On a GPU a query of the threshold's length is absorbed, and no longer one is.
+        /// On a GPU, a query of the threshold's length is faster absorbed, and no longer query is.
         #[test]
         fn the_threshold_is_the_last_query_length_that_absorbs(
             heads in 1u32..=128,

@@ -4,7 +4,8 @@ use super::limits::StepLimits;
 use crate::model::IndexDims;
 use crate::{Error, Result};
 
-/// The columns of the logits are a multiple of this: rows then begin at multiples of 1024 bytes.
+/// The number of columns of the logits is a multiple of this, so rows begin at multiples of 1024
+/// bytes.
 const COLUMNS: usize = 256;
 
 /// The part of an indexer in a [memory plan](super::memory).
@@ -12,13 +13,14 @@ const COLUMNS: usize = 256;
 pub(crate) struct IndexNeeds {
     /// The indexer's extents.
     pub(crate) dims: IndexDims,
-    /// The layers that have an index cache.
+    /// The number of layers that have an index cache.
     pub(crate) layers: u32,
-    /// The max number of query tokens of a step.
+    /// The maximum number of query tokens of a step.
     pub(crate) tokens: u32,
-    /// The query tokens that are scored at a time.
+    /// The number of query tokens that are scored at a time.
     pub(crate) rows: u32,
-    /// The columns of the logits: the max number of tokens of a request, or of its pools, or more.
+    /// The number of columns of the logits: at least the maximum number of tokens of a request, or
+    /// of pools if index keys are shared.
     pub(crate) columns: u32,
 }
 

@@ -1,4 +1,4 @@
-//! The limits of a step, and the arrays that tell the device of one.
+//! The limits of a step, and the layout of the arrays that describe a step to the device.
 
 use std::ops::Range;
 
@@ -7,36 +7,36 @@ use crate::setters::setters;
 use crate::spec::{Feature, Problem};
 use crate::{Error, Result};
 
-/// The limits of one step; state and metadata are made for it once.
+/// The limits of one step. State and metadata are made once for these limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StepLimits {
-    /// Requests in a step, those of zero length included.
+    /// The maximum number of requests in a step. Requests of zero length count as well.
     pub requests: usize,
-    /// Query tokens in a step.
+    /// The maximum number of query tokens in a step.
     pub tokens: usize,
-    /// Query tokens of one request on the decode path.
+    /// The maximum number of query tokens of one request on the decode path.
     pub decode_query_len: usize,
-    /// Entries of a request in the block table.
+    /// The number of entries per request in the block table.
     pub pages_per_request: usize,
-    /// W: rows of a context chunk. If a step's context and its new tokens on the expanded path fit
-    /// in W rows together, and the cache holds rows in the queries' format, one attention does for
-    /// both.
+    /// W: the number of rows in a context chunk. If a step's context and its new tokens on the
+    /// expanded path fit into W rows together, one attention can cover both. The cache must then
+    /// hold rows in the queries' format.
     pub context_rows: usize,
-    /// Rows of a call's tensors, padding included, in steps whose rows are not in the order of
-    /// their requests. Memory is set aside to copy them into that order. 0: every step has rows in
-    /// order.
+    /// The maximum number of rows in a call's tensors, padding included, if the rows are not in the
+    /// order of the requests. Memory is reserved to copy the rows into that order. 0 means that the
+    /// rows of every step are in order.
     pub call_rows: usize,
-    /// Maximum bytes of the logits that an indexer makes at a time. Tokens are scored in groups
-    /// whose rows fit, or one by one if not even one row does.
+    /// The maximum number of bytes of the logits that an indexer makes at a time. Tokens are scored
+    /// in groups whose rows fit. If not even one row fits, they are scored one by one.
     pub logits_bytes: u64,
 }
 
 impl StepLimits {
-    /// Limits of `requests` requests with `tokens` new tokens in all, each request in
-    /// `pages_per_request` pages. One token of a request is on the decode path, and there are no
-    /// rows for context chunks: prompts are brought whole. An indexer has 256 MiB of logits: 512
-    /// rows of a context of 128k tokens.
+    /// Limits of `requests` requests with `tokens` new tokens in all, and `pages_per_request` pages
+    /// per request. The decode path takes one token per request. There are no rows for context
+    /// chunks, so prompts must come whole. An indexer has 256 MiB of logits: 512 rows for a context
+    /// of 128k tokens.
     pub const fn new(requests: usize, tokens: usize, pages_per_request: usize) -> Self {
         Self {
             requests,
@@ -60,15 +60,15 @@ impl StepLimits {
     }
 }
 
-/// The place of each array in the buffer of a step, in bytes. The places depend on the limits
-/// alone, so a graph that was captured with them stays valid from step to step.
+/// The byte range of each array in the buffer of a step. The ranges depend on the limits alone. A
+/// graph that was captured with them therefore stays valid from step to step.
 #[derive(Clone, Debug)]
 pub(crate) struct ArrayLayout {
     /// `[tokens]` i64.
     pub(crate) slots: Range<usize>,
     /// `[tokens]` i64.
     pub(crate) positions: Range<usize>,
-    /// `[tokens]` f32, if the problem has factors of query tokens.
+    /// `[tokens]` f32, if the problem has scale factors of query tokens.
     pub(crate) query_scales: Range<usize>,
     /// `[requests]` i32.
     pub(crate) seq_lens: Range<usize>,
@@ -76,18 +76,19 @@ pub(crate) struct ArrayLayout {
     pub(crate) absorbed_starts: Range<usize>,
     /// `[requests + 1]` i32.
     pub(crate) expanded_starts: Range<usize>,
-    /// For each chunk its query starts, key starts and token starts, one behind the other, i32.
+    /// i32: for each chunk its query starts, its key starts and its token starts, one after
+    /// another.
     pub(crate) chunks: Range<usize>,
     /// `[requests, pages_per_request]` i32.
     pub(crate) block_table: Range<usize>,
     /// `[call_rows]` i64: the token of each row.
     pub(crate) row_tokens: Range<usize>,
-    /// `[tokens]` i64, if there are rows out of order: the row of each token.
+    /// `[tokens]` i64, if rows may be out of order: the row of each token.
     pub(crate) token_rows: Range<usize>,
 }
 
 impl ArrayLayout {
-    /// For steps of a problem within `limits`.
+    /// The layout for steps of a problem within `limits`.
     pub(crate) fn new(limits: &StepLimits, problem: &Problem) -> Result<Self> {
         let (segments, table) = checked(limits, problem.page_size as usize)?;
         let scaled = match problem.features.contains(Feature::QueryScales) {
@@ -108,7 +109,8 @@ impl ArrayLayout {
             seq_lens: array(limits.requests, 4),
             absorbed_starts: array(limits.requests + 1, 4),
             expanded_starts: array(limits.requests + 1, 4),
-            // Each segment has a start of queries, keys and tokens; each chunk has two ends.
+            // Each segment has a start of its queries, of its keys and of its tokens. Each chunk
+            // also has two ends.
             chunks: array(5 * segments, 4),
             block_table: array(table, 4),
             row_tokens: array(limits.call_rows, 8),
@@ -128,8 +130,8 @@ impl ArrayLayout {
     }
 }
 
-/// The max number of segments of a step and the entries of its block table. Lengths and starts are
-/// 32-bit signed integers on the device.
+/// The maximum number of segments of a step, and the number of entries in its block table. Lengths
+/// and starts are signed 32-bit integers on the device.
 fn checked(limits: &StepLimits, page: usize) -> Result<(usize, usize)> {
     if page == 0 {
         return Err(Error::argument("page_size", 0, "1 and up"));
@@ -141,7 +143,7 @@ fn checked(limits: &StepLimits, page: usize) -> Result<(usize, usize)> {
         ("limits.context_rows", limits.context_rows),
         ("limits.call_rows", limits.call_rows),
     ] {
-        // One more than the last is counted as well.
+        // One element beyond the last is counted as well.
         if given >= max {
             return Err(Error::argument(field, given, format!("less than {max}")));
         }
@@ -171,8 +173,8 @@ fn checked(limits: &StepLimits, page: usize) -> Result<(usize, usize)> {
     Ok((segments, table))
 }
 
-/// The maximum number of segments of all chunks of a step: a request is cut at most once in the
-/// chunk that it shares with the requests before it, and then once for each chunk that it fills.
+/// The maximum number of segments in all chunks of a step. A request is cut at most once in the
+/// chunk that it shares with earlier requests, and then once for each chunk that it fills.
 fn max_segments(limits: &StepLimits, page: usize) -> usize {
     if limits.context_rows == 0 {
         return 0;

@@ -1,47 +1,48 @@
-//! An exact memory plan of the layer, and its inverse.
+//! An exact memory plan of the layer, and the largest plan for a number of bytes.
 //!
-//! [`plan`] lists every buffer of device memory that an engine sets aside: the cache, one for each
-//! layer, and what all layers share since they run one after another. With H heads, T_a and T_e the
-//! max number of query tokens of a step on the absorbed and on the expanded path, W the row budget,
-//! N ranks, and E = max(W, T_e), since the new tokens are expanded into the same buffers as the
-//! chunks:
+//! [`plan`] lists every buffer of device memory that an engine sets aside. The cache has one part
+//! for each layer. All other buffers are shared by all layers, because layers run one after
+//! another. H is the number of heads, W the row budget, and N the number of ranks. T_a and T_e are
+//! the maximum numbers of query tokens of a step on the absorbed and on the expanded path. New
+//! tokens are expanded into the same buffers as chunks, so these buffers have E = max(W, T_e) rows.
+//! T is the maximum number of query tokens of a step whose rows are out of order.
 //!
-//! | region | shape | holds | there if |
+//! | region | shape | contents | present if |
 //! |---|---|---|---|
-//! | `kv_cache` | `[layers, pages, page, row bytes]` | the cache rows; latents alone in a split cache | |
+//! | `kv_cache` | `[layers, pages, page, row bytes]` | the cache rows; only latents in a split cache | |
 //! | `rope_cache` | `[layers, pages, page, rope bytes]` | rotary keys | a split cache |
 //! | `index_cache` | `[index layers, pages, page, D+4]`, less with pools | index keys | an indexer |
-//! | `absorbed_queries` | `[T_a, H, L+R]` | `q_nope · W_UK`, and beside it the rotary part | |
-//! | `absorbed_outputs` | `[T_a, H, L]` | the absorbed attention's result | |
-//! | `absorbed_lse` | `[H, T_a]` f32 | what ranks' results are merged by | N > 1 |
+//! | `absorbed_queries` | `[T_a, H, L+R]` | `q_nope · W_UK`, followed by the rotary part | |
+//! | `absorbed_outputs` | `[T_a, H, L]` | the result of the absorbed attention | |
+//! | `absorbed_lse` | `[H, T_a]` f32 | the log-sum-exp by which results of ranks are merged | N > 1 |
 //! | `context_latent` | [W, L] | a chunk's gathered latents | |
-//! | `context_rope` | [W, R] | their rotary keys | |
-//! | `local_context_rows` | [W/N, L+R] | the part of both that this rank gathers | N > 1 |
-//! | `expanded_kv` | [E, H, P+V] | rows · `W_kv_b` | neither of the next two is there |
+//! | `context_rope` | [W, R] | a chunk's gathered rotary keys | |
+//! | `local_context_rows` | [W/N, L+R] | the rows of a chunk that this rank gathers | N > 1 |
+//! | `expanded_kv` | [E, H, P+V] | rows · `W_kv_b` | keys are not packed |
 //! | `expanded_keys` | [E, H, P+R] | each head's key, with its rotary part | keys are packed |
 //! | `expanded_values` | [E, H, V] | values | keys are packed |
 //! | `partial_outputs` | [T_e, H, V] | the latest partial result | W > 0 |
-//! | `partial_lse` | [H, T_e] f32 | its log-sum-exp | W > 0 |
-//! | `expanded_lse` | [H, T_e] f32 | that of the results so far, which are in the output itself | |
+//! | `partial_lse` | [H, T_e] f32 | the log-sum-exp of that result | W > 0 |
+//! | `expanded_lse` | [H, T_e] f32 | the log-sum-exp of the results so far, which are in the output itself | |
 //! | `packed_query` | `[T, H, P+R]` | the queries of a call, in the order of the step | rows out of order |
 //! | `packed_latent` | [T, L] | the new tokens' latents | rows out of order |
-//! | `packed_rope` | [T, R] | their rotary keys | rows out of order |
+//! | `packed_rope` | [T, R] | the new tokens' rotary keys | rows out of order |
 //! | `packed_outputs` | [T, H, V] | the outputs, before they are copied back | rows out of order |
-//! | `packed_lse` | [H, T] f32 | their log-sum-exp | rows out of order |
-//! | `index_projection` | [rows, index heads, D] | index queries as they are projected | an indexer |
-//! | `index_queries` | [rows, index heads, D] e4m3 | quantised | an indexer |
-//! | `index_head_weights` | [rows, index heads] f32 | with the scales of the queries | an indexer |
+//! | `packed_lse` | [H, T] f32 | the log-sum-exp, before it is copied back | rows out of order |
+//! | `index_projection` | [rows, index heads, D] | projected index queries | an indexer |
+//! | `index_queries` | [rows, index heads, D] e4m3 | quantised index queries | an indexer |
+//! | `index_head_weights` | [rows, index heads] f32 | weights of index heads, times the scales of the queries | an indexer |
 //! | `index_logits` | [rows, columns] f32 | the scores of `rows` query tokens at a time | an indexer |
-//! | `slot_lists` | [tokens, width of lists] i32 | what each query token attends to | an indexer |
+//! | `slot_lists` | [tokens, width of lists] i32 | the slots that each query token attends to | an indexer |
 //! | `step_arrays` | `[bytes]` | a step's lengths, slots and block table | |
-//! | `decode_workspace` | `[bytes]` | what the decode backend asks for | |
-//! | `prefill_workspace` | `[bytes]` | what the prefill backend asks for | |
+//! | `decode_workspace` | `[bytes]` | memory of the decode backend | |
+//! | `prefill_workspace` | `[bytes]` | memory of the prefill backend | |
 //!
-//! A region with a factor of zero is left out. Weights
-//! (of which the layer makes no copies), and the engine's own tensors (queries, new
-//! rows, outputs), are not part of the plan.
+//! A region with a factor of zero is left out. The plan does not contain the weights, which the
+//! layer never copies, or the engine's own tensors (queries, new rows, outputs).
 //!
-//! [`max_rows`] and [`max_pages`] answer the reverse question: what fits in a number of bytes.
+//! [`max_rows`] and [`max_pages`] answer the reverse question: the largest number that fits into a
+//! number of bytes.
 //!
 //! ```
 //! use mla_runtime::model::ModelConfig;
@@ -78,7 +79,7 @@ use crate::{Error, Result};
 /// Bytes of an f32, in which every log-sum-exp is kept.
 const LSE_BYTES: u32 = 4;
 
-/// The most pages of a cache: block tables are 32-bit signed integers.
+/// The maximum number of pages in a cache: block tables hold signed 32-bit integers.
 pub const MAX_PAGES: u64 = i32::MAX as u64;
 
 /// The needs that a memory plan is made for.
@@ -87,43 +88,45 @@ pub const MAX_PAGES: u64 = i32::MAX as u64;
 pub struct MemoryNeeds {
     /// L and (P, R, V).
     pub dims: MlaDims,
-    /// H: the heads that this device computes. The model's divided by the ranks of tensor
-    /// parallelism, times those of context parallelism, where each rank attends for all heads.
+    /// H: the number of heads that this device computes. It is the model's number, divided by the
+    /// number of tensor-parallel ranks. Under context parallelism each rank attends for all heads,
+    /// so the result is multiplied by the number of these ranks.
     pub heads: u32,
     /// Bytes of an element of queries, keys, values and outputs.
     pub element_bytes: u32,
-    /// Bytes of a cache row, of a latent alone in a split cache.
+    /// Bytes of a cache row. In a split cache, bytes of a latent.
     pub row_bytes: u32,
-    /// Bytes of a rotary key in a tensor of their own; 0: it is part of the row.
+    /// Bytes of a rotary key in a split cache; 0 if it is part of the row.
     pub rope_bytes: u32,
     /// Tokens of a cache page.
     pub page_size: u32,
-    /// Pages of the cache, on this device and for each layer.
+    /// The number of cache pages on this device, for each layer.
     pub pages: u64,
-    /// The layers that have a cache.
+    /// The number of layers that have a cache.
     pub layers: u32,
-    /// The max number of query tokens of a step on the absorbed path.
+    /// T_a: the maximum number of query tokens of a step on the absorbed path.
     pub absorbed_tokens: u32,
-    /// The max number of query tokens of a step on the expanded path.
+    /// T_e: the maximum number of query tokens of a step on the expanded path.
     pub expanded_tokens: u32,
-    /// W: the row budget of context chunks, over all ranks; 0 if no context is ever expanded.
+    /// W: the row budget of context chunks, over all ranks; 0 if context is never expanded.
     pub rows: u32,
-    /// The max number of query tokens of a step whose rows are not in order: T of the packed
-    /// regions.
+    /// T of the packed regions: the maximum number of query tokens of a step whose rows are out of
+    /// order.
     pub packed_tokens: u32,
     /// The distribution of the cache over ranks.
     pub parallel: ContextParallel,
-    /// True if the prefill backend takes each head's key packed: nope and rotary part side by side.
+    /// True if the prefill backend takes each head's key packed, with the rotary part beside the
+    /// other part.
     pub packed_keys: bool,
     /// Bytes of a step's lengths, slots and block table.
     pub step_bytes: u64,
-    /// Bytes of the decode backend's workspace, as its workspace query gives them.
+    /// Bytes of the decode backend's workspace, as the backend's workspace query returns them.
     pub decode_workspace: u64,
-    /// Bytes of the prefill backend's workspace, as its workspace query gives them.
+    /// Bytes of the prefill backend's workspace, as the backend's workspace query returns them.
     pub prefill_workspace: u64,
     /// The needs of the indexers of sparse attention, if the engine uses them.
     pub(crate) indexer: Option<IndexNeeds>,
-    /// The alignment of regions: each starts at a multiple of this, a power of two.
+    /// The alignment of regions, a power of two. Each region starts at a multiple of it.
     pub alignment: u64,
 }
 
@@ -144,8 +147,8 @@ impl MemoryNeeds {
         with_alignment(alignment: u64);
     }
 
-    /// The same with `layers` indexers of these extents, on the layers' pages and for steps within
-    /// `limits`; see [`ModelConfig::indexers`](crate::model::ModelConfig::indexers).
+    /// The same needs, plus `layers` indexers of these extents on the layers' pages, for steps
+    /// within `limits`. See [`ModelConfig::indexers`](crate::model::ModelConfig::indexers).
     ///
     /// # Errors
     ///
@@ -162,9 +165,9 @@ impl MemoryNeeds {
         })
     }
 
-    /// The widths of a problem, for one layer, an empty cache and steps without tokens, with
-    /// regions at multiples of 256 bytes, as CUDA allocates. To be completed with the methods
-    /// `with_…`.
+    /// The needs of one layer of a problem, with an empty cache and steps without tokens. Regions
+    /// start at multiples of 256 bytes, as CUDA allocates. The methods `with_…` complete these
+    /// needs.
     ///
     /// # Errors
     ///
@@ -201,7 +204,7 @@ impl MemoryNeeds {
         Ok(Self {
             dims,
             heads,
-            // Below a dozen.
+            // At most a dozen bytes, so it fits.
             element_bytes: dtype.bytes() as u32,
             row_bytes: counted(row_bytes)?,
             rope_bytes: counted(rope_bytes)?,
@@ -222,14 +225,14 @@ impl MemoryNeeds {
         })
     }
 
-    /// Returns the needs of a layer of the problem for steps within `limits`, for one layer and an
-    /// empty cache. The methods `with_…` complete them by the facts of the backends (packed keys
-    /// and their workspaces) and, for a sparse problem, by the needs of the indexers.
+    /// The needs of one layer of a problem with an empty cache, for steps within `limits`. The
+    /// methods `with_…` add facts about the backends (packed keys and workspaces) and, for a sparse
+    /// problem, the needs of the indexers.
     ///
     /// # Errors
     ///
-    /// If the problem has a [fault](Problem::fault), a limit is out of range, or as
-    /// [`of`](Self::of).
+    /// If the problem has a [fault](Problem::fault), if a limit is out of range, or for the reasons
+    /// of [`of`](Self::of).
     pub fn of_steps(problem: &Problem, limits: &StepLimits) -> Result<Self> {
         if let Some(fault) = problem.fault() {
             return Err(fault.into());
@@ -241,11 +244,11 @@ impl MemoryNeeds {
                 .tokens
                 .min(limits.requests.saturating_mul(limits.decode_query_len)),
         };
-        // A sparse problem has an expanded form only for dense requests, if there are rows for
-        // context.
+        // In a sparse problem only dense requests have an expanded form, and only if there are rows
+        // for context.
         let none = problem.sparse && limits.context_rows == 0;
         let expanded = |count: usize| if none { 0 } else { count };
-        // The array layout refuses limits of more than 31 bits.
+        // The array layout has refused limits of more than 31 bits.
         let count = |count: usize| count as u32;
         Ok(Self {
             absorbed_tokens: count(absorbed),
@@ -261,7 +264,7 @@ impl MemoryNeeds {
     }
 }
 
-/// The allocation that a region lies in.
+/// The allocation that contains a region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Allocation {
@@ -269,9 +272,10 @@ enum Allocation {
     Cache,
     /// The workspace, whose contents last for one layer of one step.
     Workspace,
-    /// Tensors of a call in the order of the step, if the call's own are not.
+    /// Copies of a call's tensors in the order of the step, if the call's own rows are out of
+    /// order.
     Packed,
-    /// The indexers' workspace, and the lists of a step.
+    /// The indexers' workspace, and the slot lists of a step.
     Indexer,
     /// Arrays that are prepared for a step and read by every layer.
     Step,
@@ -279,7 +283,7 @@ enum Allocation {
     Backends,
 }
 
-/// Writes the names of regions, each with the allocation in which such a region lies.
+/// Declares the names of regions, and the allocation of each.
 macro_rules! regions {
     ($($name:ident $text:literal in $allocation:ident;)*) => {
         /// The name of a region, as in the [module's](self) table.
@@ -347,7 +351,7 @@ regions! {
 pub struct Region {
     /// The name.
     pub name: RegionName,
-    /// The allocation it lies in, which JSON names.
+    /// The allocation that contains the region. JSON names it.
     allocation: Allocation,
     /// The shape, outermost first.
     pub shape: Vec<u64>,
@@ -355,42 +359,42 @@ pub struct Region {
     pub element_bytes: u32,
     /// The start in its allocation; a multiple of the plan's alignment.
     pub offset: u64,
-    /// Its size: the elements of the shape times their bytes, without padding.
+    /// The size: the number of elements times their bytes, without padding.
     pub bytes: u64,
 }
 
-/// Every buffer of the layer, and what they add up to.
+/// Every buffer of the layer, and their sums.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct MemoryPlan {
-    /// The alignment of region offsets, and of the sizes below too.
+    /// The alignment of region offsets. The sizes below are multiples of it as well.
     pub alignment: u64,
-    /// The regions, by allocation and offset.
+    /// The regions, ordered by allocation and offset.
     pub regions: Vec<Region>,
     /// The size of the cache.
     pub cache_bytes: u64,
     /// The size of the workspace.
     pub workspace_bytes: u64,
-    /// The size of the tensors that are brought into the order of the step.
+    /// The size of the copies of tensors in the order of the step.
     pub packed_bytes: u64,
     /// The size of the indexers' workspace.
     pub indexer_bytes: u64,
-    /// The size of what is prepared for a step.
+    /// The size of the arrays that are prepared for a step.
     pub step_bytes: u64,
-    /// The size of what the backends allocate.
+    /// The size of the memory that the backends allocate.
     pub backend_bytes: u64,
-    /// All together.
+    /// The sum of all sizes.
     pub total_bytes: u64,
 }
 
 impl MemoryPlan {
-    /// The region of a name, if the plan has it.
+    /// The region of this name, if the plan has it.
     pub fn region(&self, name: RegionName) -> Option<&Region> {
         self.regions.iter().find(|region| region.name == name)
     }
 
-    /// The bytes of a region in its allocation, which fits the address space; none if the plan has
-    /// no such region.
+    /// The byte range of a region in its allocation; empty if the plan has no such region. The
+    /// range is known to fit the address space.
     pub(crate) fn range(&self, name: RegionName) -> Range<usize> {
         self.region(name).map_or(0..0, |region| {
             region.offset as usize..(region.offset + region.bytes) as usize
@@ -398,13 +402,12 @@ impl MemoryPlan {
     }
 }
 
-/// The memory that these needs take, to the byte.
+/// The exact memory that these needs take.
 ///
 /// # Errors
 ///
-/// If a dimension or size that must be positive is zero, the alignment is no power of two, there
-/// are more than [`MAX_PAGES`] pages, or a size
-/// exceeds 64 bits.
+/// If a dimension or size that must be positive is zero, if the alignment is no power of two, if
+/// there are more than [`MAX_PAGES`] pages, or if a size exceeds 64 bits.
 pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan> {
     check(needs)?;
     let mut regions = Regions {
@@ -470,11 +473,11 @@ fn add_caches(needs: &MemoryNeeds, regions: &mut Regions) -> Result<()> {
 
 fn add_absorbed(needs: &MemoryNeeds, regions: &mut Regions) -> Result<()> {
     let (dims, bytes) = (needs.dims, needs.element_bytes);
-    // 64 bits from here on: sums of 32-bit widths do not overflow.
+    // Sums of 32-bit widths do not overflow 64 bits.
     let [latent, rope] = [dims.latent, dims.head.rope].map(u64::from);
     let [heads, tokens] = [needs.heads, needs.absorbed_tokens].map(u64::from);
-    // Wide enough for the rotary part whatever the backend takes: a cache write that rotates puts
-    // it there.
+    // The rows always have room for the rotary part, because a cache write with rotation puts it
+    // there, whatever the backend takes.
     let queries = [tokens, heads, latent + rope];
     regions.add(RegionName::AbsorbedQueries, &queries, bytes)?;
     regions.add(RegionName::AbsorbedOutputs, &[tokens, heads, latent], bytes)?;
@@ -508,7 +511,8 @@ fn add_expanded(needs: &MemoryNeeds, regions: &mut Regions) -> Result<()> {
         regions.add(RegionName::PartialOutputs, &[tokens, heads, v], bytes)?;
         regions.add(RegionName::PartialLse, &[heads, tokens], LSE_BYTES)?;
     }
-    // Without context there is nothing to merge, but a call may have sinks.
+    // Without context there is nothing to merge. A call may still have sinks, which need the
+    // log-sum-exp.
     regions.add(RegionName::ExpandedLse, &[heads, tokens], LSE_BYTES)
 }
 
@@ -570,17 +574,17 @@ fn check(needs: &MemoryNeeds) -> Result<()> {
     Ok(())
 }
 
-/// Regions that are being laid out one behind the other, allocation after allocation.
+/// Places regions one after another, allocation by allocation.
 struct Regions {
     alignment: u64,
     done: Vec<Region>,
-    /// The end of the last region of the allocation under way.
+    /// The end of the last region of the current allocation.
     end: u64,
 }
 
 impl Regions {
     fn add(&mut self, name: RegionName, shape: &[u64], element_bytes: u32) -> Result<()> {
-        // A zero among the factors makes the product zero, however large the others are.
+        // A zero factor makes the product zero, however large the other factors are.
         if shape.contains(&0) {
             return Ok(());
         }
@@ -606,7 +610,7 @@ impl Regions {
         Ok(())
     }
 
-    /// Closes the allocation under way; its size.
+    /// Closes the current allocation and returns its size.
     fn finish(&mut self) -> Result<u64> {
         std::mem::take(&mut self.end)
             .checked_next_multiple_of(self.alignment)
@@ -614,12 +618,12 @@ impl Regions {
     }
 }
 
-/// The largest row budget W with which everything fits in `bytes`: a multiple of lcm(page, N·I).
-/// `needs.rows` is not looked at.
+/// The largest row budget W with which the plan fits into `bytes`: a multiple of lcm(page, N·I).
+/// The function ignores `needs.rows`.
 ///
 /// # Errors
 ///
-/// If not even the smallest budget fits, or as [`plan`].
+/// If not even the smallest budget fits, or for the reasons of [`plan`].
 pub fn max_rows(needs: &MemoryNeeds, bytes: u64) -> Result<u32> {
     check(needs)?;
     let align = needs.parallel.alignment(needs.page_size)?;
@@ -640,12 +644,12 @@ pub fn max_rows(needs: &MemoryNeeds, bytes: u64) -> Result<u32> {
     Ok(count as u32 * align)
 }
 
-/// The max number of cache pages per layer with which everything fits in `bytes`; times the page
-/// size, the max number of tokens. `needs.pages` is not looked at.
+/// The maximum number of cache pages per layer with which the plan fits into `bytes`. Times the
+/// page size, this is the maximum number of tokens. The function ignores `needs.pages`.
 ///
 /// # Errors
 ///
-/// If not even one page fits, or as [`plan`].
+/// If not even one page fits, or for the reasons of [`plan`].
 pub fn max_pages(needs: &MemoryNeeds, bytes: u64) -> Result<u64> {
     largest(
         MAX_PAGES,
@@ -655,8 +659,8 @@ pub fn max_pages(needs: &MemoryNeeds, bytes: u64) -> Result<u64> {
     )
 }
 
-/// The largest number from 1 to `limit` whose plan fits in `bytes`, by bisection: plans grow with
-/// the number.
+/// The largest number from 1 to `limit` whose plan fits into `bytes`. Plans grow with the number,
+/// so bisection finds it.
 fn largest(
     limit: u64,
     bytes: u64,
@@ -671,8 +675,8 @@ fn largest(
             smallest,
         });
     }
-    // A plan that exceeds 64 bits exceeds `bytes` too. No other error can come after the first
-    // plan.
+    // A plan that exceeds 64 bits exceeds `bytes` too. After the first plan, no other error is
+    // possible.
     let fits = |number| plan(number).is_ok_and(|plan| plan.total_bytes <= bytes);
     let (mut low, mut high) = (1, limit);
     while low < high {
@@ -718,7 +722,7 @@ mod tests {
         // GLM-5.2: 21 of 78 layers have an index cache. 2048 pages of 64 are 131072 tokens.
         let limits = StepLimits::new(64, 4096, 2048).with_decode_query_len(4096);
         let index = IndexNeeds::of(IndexDims::GLM_5, &limits, 64).unwrap();
-        // 256 MiB of rows of 512 KiB.
+        // A row has 512 KiB, so 512 rows take 256 MiB.
         assert_eq!((index.rows, index.columns), (512, 131_072));
         let layers = needs().with_layers(78).with_rows(0).with_expanded_tokens(0);
         let needs = layers.with_indexer(IndexDims::GLM_5, &limits, 21).unwrap();
@@ -788,7 +792,7 @@ mod tests {
                 ("context_latent", vec![1000, 512], 1_024_000),
                 ("context_rope", vec![1000, 64], 128_000),
                 ("local_context_rows", vec![500, 576], 576_000),
-                // More new tokens than rows of a chunk.
+                // There are more new tokens than rows of a chunk.
                 ("expanded_keys", vec![2048, 128, 192], 100_663_296),
                 ("expanded_values", vec![2048, 128, 128], 67_108_864),
                 ("partial_outputs", vec![2048, 128, 128], 67_108_864),
@@ -828,7 +832,7 @@ mod tests {
         };
         let needs = of(MlaDims::R1, KvFormat::Fp8DsMla).unwrap();
         assert_eq!((needs.element_bytes, needs.row_bytes), (4, 656));
-        // Rows of 644 bytes, at the pitch that kernels want.
+        // Rows of 644 bytes are padded to the pitch that kernels need.
         let needs = of(MlaDims::R1, KvFormat::Fp8PerToken).unwrap();
         assert_eq!(needs.row_bytes, 656);
         let narrow = MlaDims::new(200, HeadDims::R1);
@@ -870,14 +874,14 @@ mod tests {
 
     #[test]
     fn what_fits_is_known() {
-        // The plan above, and one byte less.
+        // The bytes of the plan above, and one byte less.
         assert_eq!(max_rows(&needs(), 5_127_340_032), Ok(65536));
         assert_eq!(max_rows(&needs(), 5_127_340_031), Ok(65536 - 64));
         assert_eq!(max_pages(&needs(), 5_127_340_032), Ok(1000));
         assert_eq!(max_pages(&needs(), 5_127_340_031), Ok(999));
         assert_eq!(max_pages(&needs(), u64::MAX), Ok(MAX_PAGES));
         assert_eq!(max_rows(&needs(), u64::MAX), Ok(u32::MAX - 63));
-        // Up to the number of new tokens, rows cost only their gathering.
+        // Below the number of new tokens, a chunk's row costs only the buffers for its gather.
         assert_eq!(
             max_rows(&needs(), 1000).unwrap_err().to_string(),
             "bytes: given 1000, accepted at least 4531822592, for a context workspace of 64 \
@@ -985,7 +989,7 @@ mod tests {
     }
 
     proptest! {
-        /// Regions are as large as their shapes, aligned, and do not overlap.
+        /// Regions have the sizes of their shapes, are aligned, and do not overlap.
         #[test]
         fn regions_lie_apart(needs in any_needs()) {
             let plan = plan(&needs).unwrap();
@@ -1020,7 +1024,7 @@ mod tests {
             );
         }
 
-        /// The inverse gives a number that fits, and one step more does not.
+        /// The result fits, and the next larger number does not.
         #[test]
         fn the_inverse_is_maximal(needs in any_needs(), spare in 0u64..1 << 34) {
             let align = needs.parallel.alignment(needs.page_size).unwrap() as u32;

@@ -1,19 +1,19 @@
-//! Planning a step: pure functions of lengths and dims, without a device.
+//! Planning of a step: pure functions of lengths and dimensions, without a device.
 //!
-//! An engine that schedules a step asks, in this order:
+//! An engine that schedules a step uses these modules in this order:
 //!
-//! 1. [`split`]: which requests take the absorbed path and which the expanded one, and in what
-//!    order they stand in the batch;
-//! 2. [`slots`]: where the new tokens' cache rows are written;
-//! 3. [`context`]: in which chunks the expanded path reads cached context, so that a workspace of
+//! 1. [`split`] decides which requests take the absorbed path and which the expanded path. It also
+//!    orders the batch.
+//! 2. [`slots`] finds the slots into which the new tokens' cache rows are written.
+//! 3. [`context`] divides cached context into chunks for the expanded path, so that a workspace of
 //!    a fixed number of rows suffices.
 //!
-//! Before the first step it asks [`workspace`] how many rows that workspace should have,
-//! [`memory`] how many bytes everything takes, and [`crossover`] up to how many query tokens the
-//! absorbed path is the cheaper one. [`parallel`] tells which rank holds which token when the
-//! cache is spread over several devices.
+//! Before the first step, [`workspace`] gives the number of rows for that workspace, and [`memory`]
+//! the bytes of all buffers. [`crossover`] gives the number of query tokens up to which the
+//! absorbed path is cheaper. If the cache is spread over several devices, [`parallel`] says which
+//! rank holds which token.
 //!
-//! All arithmetic is checked: a quantity that does not fit is an [error](crate::Error), never a
+//! All arithmetic is checked. A quantity that does not fit is an [error](crate::Error), never a
 //! panic or a wrapped number.
 
 pub mod context;

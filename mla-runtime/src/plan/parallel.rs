@@ -1,19 +1,19 @@
-//! Context parallelism: which rank holds which token.
+//! Context parallelism: the distribution of tokens over ranks.
 //!
-//! The cache of one request is dealt to N ranks in blocks of I consecutive tokens (the
-//! interleave), as cards are:
+//! The cache of one request is dealt to N ranks like cards, in blocks of I consecutive tokens (the
+//! interleave):
 //!
 //! ```text
 //! N = 2, I = 2:   token  0 1 2 3 4 5 6 7 8
 //!                 rank   0 0 1 1 0 0 1 1 0
 //! ```
 //!
-//! Each rank numbers the tokens it holds from zero, without gaps: its local positions.
+//! Each rank numbers its tokens from zero, without gaps. These numbers are its local positions.
 
 use super::lcm;
 use crate::{Error, Result};
 
-/// The deal of a request's tokens to ranks.
+/// The distribution of a request's tokens over ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ContextParallel {
     world: u32,
@@ -21,7 +21,7 @@ pub struct ContextParallel {
 }
 
 impl ContextParallel {
-    /// The max number of ranks that are accepted.
+    /// The maximum number of ranks.
     pub const MAX_WORLD: u32 = 1024;
 
     /// One rank, which holds every token.
@@ -30,9 +30,9 @@ impl ContextParallel {
         interleave: 1,
     };
 
-    /// N ranks and an interleave of I tokens.
+    /// A distribution over N ranks with an interleave of I tokens.
     ///
-    /// With one rank there is nothing to deal, and the interleave is taken as 1.
+    /// With one rank the interleave does not matter and becomes 1.
     ///
     /// # Errors
     ///
@@ -56,18 +56,18 @@ impl ContextParallel {
         self.world
     }
 
-    /// I: how many consecutive tokens go to one rank.
+    /// I: the number of consecutive tokens that go to one rank.
     pub const fn interleave(self) -> u32 {
         self.interleave
     }
 
-    /// N·I: after how many tokens the dealing starts again at rank 0.
+    /// N·I: the number of tokens after which the dealing starts again at rank 0.
     pub const fn period(self) -> u64 {
         self.world as u64 * self.interleave as u64
     }
 
-    /// lcm(page, N·I): the lengths at which a context may be cut so that every rank's shard starts
-    /// on a whole interleave block and the whole on a page.
+    /// lcm(page, N·I). If a context is cut at a multiple of it, the cut lies at the start of a
+    /// page, and every rank's shard starts with a whole interleave block.
     ///
     /// # Errors
     ///
@@ -84,14 +84,14 @@ impl ContextParallel {
         (position / self.interleave as u64 % self.world as u64) as u32
     }
 
-    /// Returns the place on its rank of the token at this position: ⌊i / (N·I)⌋·I + i mod I.
+    /// Returns the local position of the token at this position: ⌊i / (N·I)⌋·I + i mod I.
     pub const fn local_position(self, position: u64) -> u64 {
         let interleave = self.interleave as u64;
         position / self.period() * interleave + position % interleave
     }
 
-    /// The position of the token that stands at a local position of a rank; the inverse of
-    /// [`Self::rank_of`] and [`Self::local_position`] together.
+    /// The position of the token at a local position of a rank: the inverse of [`Self::rank_of`]
+    /// and [`Self::local_position`] together.
     ///
     /// # Errors
     ///
@@ -105,8 +105,8 @@ impl ContextParallel {
             .ok_or(Error::overflow("the global position"))
     }
 
-    /// Counts the tokens that a rank holds of a request's first `len`: ⌊len / (N·I)⌋·I + clamp(len
-    /// mod (N·I) − rank·I, 0, I).
+    /// Counts the tokens among a request's first `len` that a rank holds: ⌊len / (N·I)⌋·I +
+    /// clamp(len mod (N·I) − rank·I, 0, I).
     ///
     /// # Errors
     ///
@@ -116,15 +116,15 @@ impl ContextParallel {
         Ok(self.local_len_of(len, rank))
     }
 
-    /// [`Self::local_len`] of every rank, in rank order; the sum is `len`.
+    /// [`Self::local_len`] of every rank, in rank order. The sum is `len`.
     pub fn local_lens(self, len: u32) -> Vec<u32> {
         (0..self.world)
             .map(|rank| self.local_len_of(len, rank))
             .collect()
     }
 
-    /// ⌈len / (N·I)⌉·I: the rows that every rank sets aside for the first `len` tokens, so that
-    /// all ranks' shards have one size. No rank holds more tokens than that.
+    /// ⌈len / (N·I)⌉·I: the number of rows that every rank reserves for the first `len` tokens. All
+    /// ranks' shards thus have one size, and no rank holds more tokens than that.
     pub const fn padded_local_len(self, len: u32) -> u64 {
         (len as u64).div_ceil(self.period()) * self.interleave as u64
     }
@@ -133,7 +133,7 @@ impl ContextParallel {
         let (len, interleave) = (u64::from(len), u64::from(self.interleave));
         let before = u64::from(rank) * interleave;
         let rest = (len % self.period()).saturating_sub(before).min(interleave);
-        // Never more than `len`, which is 32 bits wide.
+        // At most `len`, so it fits 32 bits.
         (len / self.period() * interleave + rest) as u32
     }
 
@@ -207,21 +207,23 @@ mod tests {
     }
 
     proptest! {
-        /// Every token has one rank and one place there, and can be found again.
+        /// Every token has one rank and one local position, from which its position can be
+        /// computed.
         #[test]
         fn positions_round_trip(parallel in parallel(), position in 0u64..1 << 40) {
             let (rank, local) = (parallel.rank_of(position), parallel.local_position(position));
             prop_assert_eq!(parallel.global_position(rank, local), Ok(position));
         }
 
-        /// The formula agrees with counting, the ranks' shards add up, and none exceeds its rows.
+        /// The formula agrees with a count, the ranks' shards add up, and no shard exceeds its
+        /// rows.
         #[test]
         fn local_lengths_count_tokens(parallel in parallel(), len in 0u32..2000) {
             let lens = parallel.local_lens(len);
             let mut counted = vec![0u32; parallel.world() as usize];
             for position in 0..u64::from(len) {
                 let rank = parallel.rank_of(position) as usize;
-                // Local positions are handed out without gaps.
+                // Local positions have no gaps.
                 prop_assert_eq!(parallel.local_position(position), u64::from(counted[rank]));
                 counted[rank] += 1;
             }

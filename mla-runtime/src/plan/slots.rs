@@ -1,4 +1,4 @@
-//! Slot mapping: where in the paged cache each token's row is.
+//! Slot mapping: the slot of each token's row in the paged cache.
 //!
 //! The cache is a list of pages with the same number of rows each. A request's block table lists
 //! the pages of its tokens in order, so the token at position p is at
@@ -7,11 +7,11 @@
 //! slot = block_table[request][p / page_size] · page_size + p mod page_size
 //! ```
 //!
-//! Slots are 64-bit: a cache of 2³¹ pages has more rows than 32 bits count. A slot of
-//! [`SKIPPED`] in a write is skipped.
+//! Slots are 64-bit integers, because a cache of 2³¹ pages has more rows than 32 bits can count. A
+//! write skips a token whose slot is [`SKIPPED`].
 //!
-//! Under [context parallelism](super::parallel) each rank has a cache and block tables of its own,
-//! for the tokens it holds; all others are skipped there.
+//! Under [context parallelism](super::parallel) each rank has its own cache and block tables for
+//! the tokens it holds. All other tokens are skipped there.
 
 use std::fmt;
 
@@ -23,14 +23,14 @@ use crate::{Error, Result};
 /// The slot of a token that is not written.
 pub const SKIPPED: i64 = -1;
 
-/// A whole number on the host, as an engine holds pages and slots: [`i32`], [`u32`], [`i64`],
-/// [`u64`] or [`usize`]. Numbers that are out of range are refused by the name of their field.
+/// An integer type in which an engine stores pages and slots: [`i32`], [`u32`], [`i64`], [`u64`] or
+/// [`usize`]. An error about a number out of range names its field.
 pub trait HostIndex: sealed::Sealed + Copy + fmt::Display + fmt::Debug + Send + Sync {
-    /// The number, if 64 bits with a sign hold it.
+    /// The number as a signed 64-bit integer, if it fits.
     #[doc(hidden)]
     fn to_i64(self) -> Option<i64>;
 
-    /// The number as a page, or what would have been accepted.
+    /// The number as a page, or a description of the accepted numbers.
     #[doc(hidden)]
     fn to_page(self) -> Result<i32, &'static str> {
         match self.to_i64() {
@@ -43,7 +43,7 @@ pub trait HostIndex: sealed::Sealed + Copy + fmt::Display + fmt::Debug + Send + 
 }
 
 mod sealed {
-    /// Keeps [`HostIndex`](super::HostIndex) to the types of this file.
+    /// Allows only the types of this file to implement [`HostIndex`](super::HostIndex).
     pub trait Sealed {}
 }
 
@@ -61,8 +61,8 @@ macro_rules! host_index {
 
 host_index!(i32, u32, i64, u64, usize);
 
-/// The block tables of a batch, and the page size they are for. Pages are held in any integer type
-/// of [`HostIndex`].
+/// The block tables of a batch, and the page size. Pages may have any integer type of
+/// [`HostIndex`].
 #[derive(Clone, Copy, Debug)]
 pub struct BlockTables<'a, T = i32> {
     pages: &'a [T],
@@ -71,7 +71,7 @@ pub struct BlockTables<'a, T = i32> {
 }
 
 impl<'a, T: HostIndex> BlockTables<'a, T> {
-    /// The tables in `pages`, `[requests, max_pages]`, row by row. Entries beyond a request's last
+    /// Tables from `pages`, `[requests, max_pages]`, row by row. Entries after a request's last
     /// page may hold anything.
     ///
     /// # Errors
@@ -103,12 +103,12 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
         self.pages
     }
 
-    /// The entries of a row.
+    /// The number of entries in a row.
     pub const fn max_pages(&self) -> usize {
         self.max_pages
     }
 
-    /// Tokens in a page.
+    /// The number of tokens in a page.
     pub const fn page_size(&self) -> u32 {
         self.page_size
     }
@@ -122,8 +122,8 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
     ///
     /// # Errors
     ///
-    /// If there is no such request, its row is too short for the position, or the entry there is
-    /// no page.
+    /// If there is no such request, if its row is too short for the position, or if the entry is no
+    /// valid page.
     pub fn slot(&self, request: usize, position: u64) -> Result<i64> {
         if request >= self.requests() {
             let accepted = format!("less than the {} rows of the block table", self.requests());
@@ -151,17 +151,17 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
             let field = format!("block_table[{request}][{index}]");
             Error::argument(field, entry, accepted)
         })?;
-        // Below 2³¹·2³², so far within 64 bits.
+        // At most 2³¹·2³², far within 64 bits.
         Ok(i64::from(page) * i64::from(self.page_size) + offset as i64)
     }
 
-    /// The slot of the token at a position of a request in the cache of one rank, whose block
-    /// tables these are; [`SKIPPED`] if another rank holds the token.
+    /// The slot of a request's token in the cache of one rank, whose block tables these are. It is
+    /// [`SKIPPED`] if another rank holds the token.
     ///
     /// # Errors
     ///
-    /// Same as [`Self::slot`], of the token's local position; a skipped token needs no page. If
-    /// there is no such rank.
+    /// The errors of [`Self::slot`] for the token's local position. A skipped token needs no page.
+    /// Also if there is no such rank.
     pub fn local_slot(
         &self,
         request: usize,
@@ -180,19 +180,18 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
         }
     }
 
-    /// The slots of a batch's new tokens, request by request: of each the positions from kv − q
-    /// to kv. The slots of padding, which has a kv of 0, are [`SKIPPED`].
+    /// The slots of a batch's new tokens, request by request. The new tokens of a request are at
+    /// the positions from kv − q to kv. Padding has a kv of 0, and its slots are [`SKIPPED`].
     ///
     /// # Errors
     ///
-    /// If there are more requests than rows, a request has fewer tokens in all than new ones, or
-    /// the host lacks memory; and the errors of [`Self::slot`].
+    /// If there are more requests than rows, if a request has more new tokens than tokens in all,
+    /// or if the host lacks memory. Also the errors of [`Self::slot`].
     pub fn new_token_slots(&self, requests: &[Request]) -> Result<Vec<i64>> {
         self.new_token_slots_on(requests, ContextParallel::SINGLE, 0)
     }
 
-    /// The same on one rank: a slot for each token, which is [`SKIPPED`] if another rank holds the
-    /// token.
+    /// The same slots on one rank. A token that another rank holds has the slot [`SKIPPED`].
     ///
     /// # Errors
     ///
@@ -224,8 +223,8 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
         Ok(slots)
     }
 
-    /// The slots of tokens listed one by one as (request, position), as engines list them. A
-    /// negative request or position marks a token that is not written: its slot is [`SKIPPED`].
+    /// The slots of tokens that are listed one by one as (request, position), as engines list them.
+    /// A negative request or position marks a token that is not written: its slot is [`SKIPPED`].
     ///
     /// # Errors
     ///
@@ -282,7 +281,8 @@ mod tests {
 
     #[test]
     fn another_ranks_tokens_are_skipped() {
-        // Two ranks, two tokens in turn: this one holds 0 1 4 5 8 as its positions 0 to 4.
+        // Two ranks take two tokens each in turn. This rank holds the tokens 0 1 4 5 8 at its
+        // positions 0 to 4.
         let parallel = ContextParallel::new(2, 2).unwrap();
         let tables = BlockTables::new(&[3, 1], 2, 4).unwrap();
         let slots = tables.new_token_slots_on(&[Request { q: 9, kv: 9 }], parallel, 0);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against an oracle that writes every row of the cache out.
+        /// Compares slots with an oracle that lists every row of the cache.
         #[test]
         fn slots_agree_with_walking_the_pages(
             page_size in 1u32..9,
@@ -335,7 +335,7 @@ mod tests {
                 lens.iter().map(|&(q, context)| Request { q, kv: q + context }).collect();
             let max_pages = requests.iter().map(|r| r.kv.div_ceil(page_size)).max().unwrap().max(1);
             let count = requests.len() * max_pages as usize;
-            // Distinct pages in an order that is not the identity.
+            // Distinct pages, in an order other than ascending.
             let turn = shuffle.index(count);
             let pages: Vec<i32> = (0..count).map(|at| ((at * 7 + turn) % count) as i32).collect();
             prop_assume!(!count.is_multiple_of(7));
@@ -362,7 +362,7 @@ mod tests {
             prop_assert_eq!(distinct.len(), slots.len());
         }
 
-        /// Every token is written on exactly one rank, at its local position.
+        /// Every token is written on exactly one rank, at its local position there.
         #[test]
         fn every_token_is_on_one_rank(
             world in 1u32..5,

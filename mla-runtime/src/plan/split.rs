@@ -1,42 +1,43 @@
 //! Chooses the requests of a batch that take the absorbed path, and orders the batch.
 //!
-//! Requests with few new tokens take the absorbed path, the others the expanded one. For each path
-//! to work on consecutive requests, and so on consecutive tokens, a batch is ordered:
+//! Requests with few new tokens take the absorbed path, the others the expanded path. A batch is
+//! ordered so that the requests of either path, and so their tokens, are consecutive:
 //!
 //! | place | new tokens | context | path |
 //! |---|---|---|---|
 //! | decode | 1 | any | absorbed |
 //! | short extend | 2 to the threshold | any | absorbed |
-//! | padding | any | no tokens at all, its new ones included | absorbed |
+//! | padding | any | none; kv is 0 | absorbed |
 //! | without new tokens | 0 | any | absorbed |
 //! | long extend | above the threshold | some | expanded |
 //! | prefill | above the threshold | none | expanded |
 //!
-//! Within each place the requests keep their order. Padding is what engines fill a batch up with
-//! to the size of a captured graph: a request with a kv of 0, whose tokens attend to nothing.
+//! Within each place the requests keep their order. Padding is a request with a kv of 0, whose
+//! tokens attend to nothing. Engines add it to fill a batch up to the size of a captured graph.
 //!
-//! A kernel whose queries must be *uniform* takes one length only. Then the absorbed path gets the
-//! short requests of the most frequent length (the shorter one of two that are equally frequent),
-//! and the other short ones take the expanded path. No request is lost, and none is padded. Padding
-//! counts among the short ones, and has to have the length of the others, since the expanded path
-//! has no use for it.
+//! Some kernels take only *uniform* queries, all of one length. Then the absorbed path gets the
+//! short requests of the most frequent length. If two lengths are equally frequent, it is the
+//! shorter one. The other short requests take the expanded path. No request is lost, and none is
+//! padded. Padding counts as short and must have the uniform length, because the expanded path does
+//! not accept padding.
 
 use std::collections::BTreeMap;
 
 use crate::batch::Request;
 use crate::{Error, Result};
 
-/// Orders a batch so that the requests on either path are consecutive; the [module](self) says how.
-/// The request at place i of the ordered batch is number `order[i]` of the batch as it was given.
+/// Orders a batch so that the requests on either path are consecutive. The [module](self) describes
+/// the order. The request at place i of the ordered batch is number `order[i]` of the given batch.
 ///
-/// `threshold` is the max number of new tokens of a request on the absorbed path
-/// ([`super::crossover`] says which threshold pays; of a sparse batch, some have no expanded form),
-/// `uniform` whether the requests there must all have the same number of them.
+/// `threshold` gives the maximum number of new tokens with which a request takes the absorbed path.
+/// [`super::crossover`] computes a good threshold; in a sparse batch some requests have no expanded
+/// form. `uniform` is true if all requests on the absorbed path must have the same number of new
+/// tokens.
 ///
 /// # Errors
 ///
-/// If a request has fewer tokens in all than new ones, and is no padding; if padding has another
-/// length than the uniform one.
+/// If a request has more new tokens than tokens in all and is no padding, or if the length of
+/// padding is not the uniform one.
 pub fn order(
     requests: &[Request],
     threshold: impl Fn(&Request) -> u32,
@@ -65,7 +66,7 @@ pub fn order(
 }
 
 /// Refuses requests that contradict themselves, and padding whose length is not the uniform one.
-/// `uniform_len` is `None` if lengths may differ, and `Some(None)` if no request is short.
+/// `uniform_len` is `None` if lengths may differ. It is `Some(None)` if no request is short.
 fn check(
     requests: &[Request],
     threshold: &impl Fn(&Request) -> u32,
@@ -101,7 +102,8 @@ fn check(
     Ok(())
 }
 
-/// The query length that most of the short requests have; of equally frequent ones the shortest.
+/// The most frequent query length of the short requests. If several are equally frequent, it is the
+/// shortest.
 fn modal_len(requests: &[Request], threshold: &impl Fn(&Request) -> u32) -> Option<u32> {
     let mut counts = BTreeMap::<u32, usize>::new();
     let short = requests
@@ -110,7 +112,7 @@ fn modal_len(requests: &[Request], threshold: &impl Fn(&Request) -> u32) -> Opti
     for request in short {
         *counts.entry(request.q).or_default() += 1;
     }
-    // The last of several maxima wins, so the lengths come from long to short.
+    // `max_by_key` returns the last of several maxima, so the lengths are tried from long to short.
     counts
         .into_iter()
         .rev()
@@ -154,20 +156,21 @@ mod tests {
 
     #[test]
     fn uniform_kernels_get_one_length() {
-        // Threshold, batch, and its order: first the requests that the absorbed path gets.
+        // Threshold, batch, and its order. The requests on the absorbed path come first.
         type Case = (u32, &'static [(u32, u32)], &'static [usize]);
         let cases: [Case; 9] = [
             // A speculative batch, padded to the size of its graph.
             (4, &[(4, 90), (4, 80), (0, 0)], &[0, 1, 2]),
             (4, &[(4, 0), (4, 80), (4, 0)], &[1, 0, 2]),
-            // The majority wins, ties go to the shorter.
+            // The most frequent length wins. If two are equally frequent, the shorter one does.
             (4, &[(1, 9), (4, 90), (4, 80)], &[1, 2, 0]),
             (4, &[(4, 90), (1, 9), (4, 80), (1, 7)], &[1, 3, 0, 2]),
-            // A length above the threshold is none to choose.
+            // A length above the threshold cannot become the uniform length.
             (4, &[(5, 90), (5, 80), (2, 9)], &[2, 0, 1]),
             (4, &[(5, 90), (0, 3)], &[1, 0]),
             (0, &[(1, 90), (0, 3)], &[1, 0]),
-            // A short request of another length is expanded, ordered by its having context.
+            // A short request of another length is expanded. Its place depends on whether it has
+            // context.
             (4, &[(1, 9), (3, 9), (1, 5), (2, 2)], &[0, 2, 1, 3]),
             (4, &[(2, 2), (1, 9), (3, 9), (1, 5)], &[1, 3, 2, 0]),
         ];
@@ -192,7 +195,8 @@ mod tests {
     }
 
     proptest! {
-        /// Requests are in the order of the table's places, and of equal places in the given order.
+        /// Requests are in the order of the table's places. Within a place they keep the given
+        /// order.
         #[test]
         fn orders_are_stable(
             lens in proptest::collection::vec((0u32..7, 0u32..9), 0..40),

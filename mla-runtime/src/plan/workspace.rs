@@ -3,25 +3,26 @@
 use super::parallel::ContextParallel;
 use crate::{Error, Result};
 
-/// The number of rows above which a larger workspace no longer pays: at 64 Ki rows the expanded
-/// keys and values of DeepSeek-V3 (128 heads, bf16) take about 5 GiB, and a chunk is long enough
-/// for the attention and the expansion to run at full speed.
+/// The maximum of the customary row budget. A larger workspace no longer pays. With 64 Ki rows a
+/// chunk is long enough for attention and expansion to run at full speed. The expanded keys and
+/// values of DeepSeek-V3 (128 heads, bf16) then take about 5 GiB.
 pub const MAX_ROWS: u64 = 65536;
 
 /// The customary row budget W: min(max(8·`max_len`, 4·`max_requests`·`page`), 65536), rounded up
 /// to the chunk alignment.
 ///
-/// This is room for eight requests of full length, or four pages of every request, whichever is
-/// more. The alignment is the page size; under context parallelism it is lcm(page, N·I). The
-/// rounding comes last, so the result exceeds 65536 if the alignment does not divide it.
+/// This budget suffices for eight requests of full length and for four pages of every request, up
+/// to the cap of 65536 rows. The alignment is the page size; under context parallelism it is
+/// lcm(page, N·I). The rounding comes last, so the result exceeds 65536 if the alignment does not
+/// divide 65536.
 ///
-/// `max_len` is the longest sequence in tokens, `max_requests` the max number of requests in a
-/// batch, and `page` the tokens of a cache page. [`super::memory::max_rows`] gives the budget that
-/// fits in a number of bytes instead.
+/// `max_len` is the length of the longest sequence in tokens, `max_requests` the maximum number of
+/// requests in a batch, and `page` the number of tokens in a cache page.
+/// [`super::memory::max_rows`] instead gives the budget that fits into a number of bytes.
 ///
 /// # Errors
 ///
-/// If one of the three is zero, or the result exceeds 32 bits.
+/// If one of these three is zero, or if the result exceeds 32 bits.
 pub fn row_budget(
     max_len: u32,
     max_requests: u32,
@@ -38,7 +39,7 @@ pub fn row_budget(
         }
     }
     let by_length = 8 * u64::from(max_len);
-    // Saturating is exact here: whatever exceeds 64 bits exceeds MAX_ROWS too.
+    // Saturation does no harm: a number that exceeds 64 bits exceeds MAX_ROWS too.
     let by_requests = (4 * u64::from(max_requests)).saturating_mul(page.into());
     by_length
         .max(by_requests)

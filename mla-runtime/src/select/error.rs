@@ -10,7 +10,7 @@ use crate::spec::{Phase, Reasons, Target};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SelectionError {
-    /// Two backends of one phase claim one name.
+    /// Two backends of one phase have the same name.
     #[error(
         "name: given {name} for two {phase} backends, `{first}` and `{second}`, accepted one \
          backend of a name. Give one of them another name in its crate, or settle it in this \
@@ -21,12 +21,12 @@ pub enum SelectionError {
         phase: Phase,
         /// The name.
         name: &'static str,
-        /// The [origin](crate::backend::Entry::origin) of the backend that claimed it before.
+        /// The [origin](crate::backend::Entry::origin) of the backend that had the name first.
         first: &'static str,
-        /// The origin of the backend that claims it now.
+        /// The origin of the backend that has the name now.
         second: &'static str,
     },
-    /// There is no backend of this name.
+    /// No backend has this name.
     #[error(
         "{phase}: given {given:?}, accepted {}{}",
         accepted_names(existing),
@@ -37,12 +37,12 @@ pub enum SelectionError {
         phase: Phase,
         /// The name as given, cut if it is very long.
         given: String,
-        /// The names of the phase.
+        /// The existing names of the phase.
         existing: Vec<&'static str>,
         /// The name that is most similar, if one is similar.
         suggestion: Option<&'static str>,
     },
-    /// The backend that was asked for does not fit. No other is taken instead.
+    /// The backend that was asked for does not fit. No other backend replaces it.
     #[error("{phase}: {name} was asked for, but does not fit on {target}: {reasons}")]
     Refused {
         /// The phase.
@@ -51,10 +51,10 @@ pub enum SelectionError {
         name: &'static str,
         /// The hardware.
         target: Target,
-        /// The reasons against it.
+        /// The reasons against the backend.
         reasons: Box<Reasons>,
     },
-    /// No backend fits; what speaks against each is part of the message.
+    /// No backend fits. The message contains the reasons against each.
     #[error(
         "{phase}: no backend fits on {}{}",
         explanation.target,
@@ -63,13 +63,13 @@ pub enum SelectionError {
     NoneFits {
         /// The phase.
         phase: Phase,
-        /// Every candidate and what speaks against it.
+        /// Every candidate with the reasons against it.
         explanation: Box<Explanation>,
     },
     /// The program has no implementation of any backend.
     #[error("no backend is linked into this program; {HOW_TO_LINK}")]
     NothingLinked,
-    /// The backend was made for devices of another type.
+    /// The backend needs devices of another type.
     #[error("device: given {given}, accepted the device type that {phase} backend {name} is for")]
     OtherDevice {
         /// The phase.
@@ -79,7 +79,7 @@ pub enum SelectionError {
         /// The type of the device.
         given: &'static str,
     },
-    /// The backend that was selected is not among the types that were listed.
+    /// The selected backend is not among the listed types.
     #[error(
         "{phase}: given {name} (by {provider}), accepted one of the listed types: {}; add its type \
          to the list, or make it through the registry",
@@ -95,7 +95,7 @@ pub enum SelectionError {
         /// The backends that are listed.
         listed: Vec<&'static str>,
     },
-    /// The request or the device is at fault.
+    /// The request or the device has a fault.
     #[error(transparent)]
     Runtime(#[from] Error),
 }
@@ -112,7 +112,7 @@ fn refusals(phase: &PhaseExplanation) -> String {
         })
 }
 
-// A dependency that no code names is not linked, and nothing tells its author but this.
+// Cargo does not link a dependency that no code names. Only this message tells the author about it.
 fn unless_linked(existing: &[&str]) -> String {
     if existing.is_empty() {
         String::new()

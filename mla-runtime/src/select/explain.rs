@@ -1,4 +1,4 @@
-//! The candidates and the result of a selection, as data: for a person to read, or as JSON.
+//! The candidates and the result of a selection as data, for people and as JSON.
 
 use std::fmt;
 
@@ -10,27 +10,28 @@ use crate::spec::{
     BackendSpec, Feature, Field, KernelFacts, Phase, Problem, Reason, Reasons, Run, Target,
 };
 
-/// A backend that was considered.
+/// A backend that a selection considered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Candidate {
-    /// The problems that it supports.
+    /// The problems that the backend supports.
     pub spec: BackendSpec,
     /// The facts of its kernels.
     pub kernels: KernelFacts,
-    /// Its priority on the target.
+    /// The backend's priority on the target.
     pub priority: i32,
-    /// Everything that speaks against it.
+    /// The reasons against the backend.
     pub reasons: Reasons,
 }
 
 impl Candidate {
-    /// Returns true if nothing speaks against it.
+    /// Returns true if there is no reason against the backend.
     pub const fn is_valid(&self) -> bool {
         self.reasons.is_empty()
     }
 
-    /// Returns true if nothing speaks against it but that it cannot run: it is not built, say.
+    /// Returns true if the only reason against the backend is its availability: it is not built,
+    /// for example.
     pub fn applies(&self) -> bool {
         self.reasons
             .iter()
@@ -44,8 +45,8 @@ impl Candidate {
 pub struct PhaseExplanation {
     /// The phase.
     pub phase: Phase,
-    /// The candidates that [apply](Candidate::applies), in the order in which they are tried; then
-    /// the rest, in the same order.
+    /// The candidates in the order in which they are tried. Those that [apply](Candidate::applies)
+    /// come first.
     pub candidates: Vec<Candidate>,
     preferred: Option<usize>,
     selected: Option<usize>,
@@ -66,7 +67,7 @@ impl PhaseExplanation {
         }
     }
 
-    /// The backend that was selected, if one fits.
+    /// The selected backend, if one fits.
     pub fn selected(&self) -> Option<&Candidate> {
         self.candidates.get(self.selected?)
     }
@@ -77,7 +78,7 @@ impl PhaseExplanation {
     }
 }
 
-/// The candidates and the choices of a selection.
+/// The candidates and the result of a selection.
 ///
 /// Serialises as `{"target", …, "prefill": {"selected": NAME or null, "candidates": [{"name",
 /// "provider", "priority", "valid", "graphs", "dependent_launch", "lse_precision", "compiled_for":
@@ -88,7 +89,7 @@ impl PhaseExplanation {
 pub struct Explanation {
     /// The hardware.
     pub target: Target,
-    /// The problem of the request, with the cache format and page size that were chosen.
+    /// The problem of the request, with the chosen cache format and page size.
     pub problem: Problem,
     /// The prefill backends.
     pub prefill: PhaseExplanation,
@@ -97,7 +98,7 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// Returns true if both phases have a backend.
+    /// Returns true if a backend fits in both phases.
     pub fn fits(&self) -> bool {
         self.prefill.selected().is_some() && self.decode.selected().is_some()
     }
@@ -169,7 +170,7 @@ impl fmt::Display for PhaseExplanation {
     }
 }
 
-// Writes a type as an object of these keys, in this order.
+// Serialises a type as an object with these keys, in this order.
 macro_rules! object {
     ($type:ty, |$it:ident| $($key:ident: $value:expr),+ $(,)?) => {
         impl Serialize for $type {
@@ -226,7 +227,7 @@ object!(Candidate, |it|
     graphs: it.spec.graphs.name(),
     dependent_launch: it.spec.dependent_launch,
     lse_precision: it.spec.lse_precision.name(),
-    // Null if it is not known.
+    // Null if the targets are not known.
     compiled_for: it.kernels.families_said().map(|families| {
         families.iter().flat_map(|family| family.targets).collect::<Vec<_>>()
     }),

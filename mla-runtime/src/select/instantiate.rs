@@ -1,4 +1,4 @@
-//! Backends of a registry, made for one layer.
+//! Makes backends of a registry for one layer.
 
 use crate::backend::{Entry, LayerConfig, SelectedDecode, SelectedPrefill};
 use crate::device::Device;
@@ -6,13 +6,13 @@ use crate::select::{Registry, SelectionError};
 use crate::spec::Phase;
 
 impl Registry {
-    /// Makes the prefill backend of this name for one layer on `device`: call it through the
-    /// result, which is one pointer.
+    /// Makes the prefill backend of this name for one layer on `device`. Calls go through one
+    /// pointer.
     ///
     /// # Errors
     ///
-    /// If the name is unknown, the backend does not fit this layer on this device, it was made for
-    /// devices of another type, or it fails to start.
+    /// If the name is unknown, if the backend does not fit this layer on this device, if it needs
+    /// devices of another type, or if it fails to start.
     pub fn instantiate_prefill<D: Device>(
         &self,
         name: &str,
@@ -26,8 +26,8 @@ impl Registry {
         )
     }
 
-    /// Makes the decode backend of this name for one layer on `device`: call it through the
-    /// result, which is one pointer.
+    /// Makes the decode backend of this name for one layer on `device`. Calls go through one
+    /// pointer.
     ///
     /// # Errors
     ///
@@ -46,7 +46,7 @@ impl Registry {
     }
 }
 
-/// The entry's prefill backend for one layer, if nothing speaks against it.
+/// The entry's prefill backend for one layer, unless a reason speaks against it.
 pub(crate) fn prefill_of<D: Device>(
     entry: &Entry,
     device: &D,
@@ -59,7 +59,7 @@ pub(crate) fn prefill_of<D: Device>(
     }
 }
 
-/// The entry's decode backend for one layer, if nothing speaks against it.
+/// The entry's decode backend for one layer, unless a reason speaks against it.
 pub(crate) fn decode_of<D: Device>(
     entry: &Entry,
     device: &D,

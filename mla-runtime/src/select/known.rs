@@ -1,16 +1,17 @@
-//! The backends that are known by name, whether or not this version implements them.
+//! The backends that are known by name. This version may or may not implement them.
 //!
-//! An engine that is asked for `FLASHINFER_MLA` deserves a better answer than "no such name": its
-//! true constraints, and which crate has it, or what takes its place in mla-kernels. The support
-//! matrix is therefore complete, and its gaps can be seen. If a backend of the same name is linked,
-//! it takes the known one's place; [`Registry`](crate::select::Registry) says how.
+//! An engine that asks for `FLASHINFER_MLA` needs a better answer than "no such name". The answer
+//! contains the true constraints of that backend, and the crate that implements it or the
+//! replacement in mla-kernels. The support matrix is therefore complete and shows its gaps. If a
+//! backend of the same name is linked, it takes the place of the known one, by the rules of
+//! [`Registry`](crate::select::Registry).
 //!
 //! # Order
 //!
-//! If a reference order exists, it is kept: prefill on generation 10 tries FLASH_ATTN,
-//! TRTLLM_RAGGED and FLASHINFER, in this order, and everywhere else FLASH_ATTN first. All others
-//! follow in the order of the constants below, and so do the decode backends, for which there is no
-//! reference order.
+//! If a reference order exists, the priorities follow it. Prefill on generation 10 tries
+//! FLASH_ATTN, TRTLLM_RAGGED and FLASHINFER, in this order; elsewhere it tries FLASH_ATTN first.
+//! All others follow in the order of the constants below. Decode backends have no reference order,
+//! so they follow that order, too.
 
 use crate::backend::{Entry, not_built, not_registered};
 use crate::model::{DType, HeadDims, KvFormat};
@@ -24,7 +25,7 @@ const HOPPER: CapabilityMatch = CapabilityMatch::Exact(Capability::new(9, 0));
 const AMPERE_ON: CapabilityMatch = CapabilityMatch::Floor(Capability::new(8, 0));
 const BLACKWELL: CapabilityMatch = CapabilityMatch::Family(10);
 
-// Head dimensions beside R1's that one or the other prefill kernel is built for.
+// Other head dimensions than R1's, for which some prefill kernels are built.
 const GLM_5: HeadDims = HeadDims::new(192, 64, 256);
 
 const F16_BF16: &[KvFormat] = &[KvFormat::F16, KvFormat::BF16];
@@ -117,8 +118,8 @@ pub const CUDNN: BackendSpec = BackendSpec {
 }
 .checked();
 
-// The name `CUSTOM` is kept for a backend from elsewhere. Until one is registered, it is refused
-// only for being absent, whatever the kind of device.
+// The name `CUSTOM` is reserved for a third-party backend. Until one is registered, its absence is
+// the only reason against it, on every kind of device.
 const fn custom(platform: Platform) -> BackendSpec {
     BackendSpec {
         platform,
@@ -143,7 +144,7 @@ pub const FLASHMLA: BackendSpec = BackendSpec {
 }
 .checked();
 
-/// FlashAttention 3 on the cache's rows.
+/// FlashAttention 3 on the rows of the cache.
 pub const FLASH_ATTN_MLA: BackendSpec = BackendSpec {
     capabilities: &[HOPPER],
     kv_formats: F16_BF16,
@@ -183,7 +184,7 @@ pub const TOKENSPEED_MLA_DECODE: BackendSpec = BackendSpec {
 }
 .checked();
 
-/// CUTLASS's MLA example kernel, as mla-flashinfer has it: it pads queries to 128 heads.
+/// CUTLASS's MLA example kernel, as mla-flashinfer has it. It pads queries to 128 heads.
 pub const CUTLASS_MLA: BackendSpec = BackendSpec {
     capabilities: &[BLACKWELL],
     heads: HeadCounts::Range(1, 128),
@@ -209,8 +210,8 @@ pub const TRITON_MLA: BackendSpec = BackendSpec {
 }
 .checked();
 
-/// FlashMLA's sparse kernel, which pads queries to 64 or 128 heads. The list of slots is per query
-/// token, so that query lengths may differ.
+/// FlashMLA's sparse kernel, which pads queries to 64 or 128 heads. Each query token has its own
+/// list of slots, so query lengths may differ.
 pub const FLASHMLA_SPARSE: BackendSpec = BackendSpec {
     capabilities: &[HOPPER, BLACKWELL],
     dtypes: &[DType::BF16],
@@ -240,7 +241,7 @@ pub const FLASHINFER_MLA_SPARSE: BackendSpec = BackendSpec {
 }
 .checked();
 
-/// FlashAttention-3 with pages of one slot, so that the list is the block table.
+/// FlashAttention-3 with pages of one slot. The list then serves as the block table.
 pub const FLASH_ATTN_MLA_SPARSE: BackendSpec = BackendSpec {
     priority: Priority::everywhere(25),
     ..sparse_on_hopper("FLASH_ATTN_MLA_SPARSE", "flash-attention")
@@ -254,7 +255,7 @@ pub const FLASHINFER_MLA_SPARSE_SM90: BackendSpec = BackendSpec {
 }
 .checked();
 
-// Neither returns a log-sum-exp.
+// Neither of the two returns a log-sum-exp.
 const fn sparse_on_hopper(name: &'static str, provider: &'static str) -> BackendSpec {
     BackendSpec {
         capabilities: &[HOPPER],
@@ -271,7 +272,7 @@ const fn unbuilt(spec: BackendSpec) -> Entry {
     Entry::known(spec, not_built)
 }
 
-// Kernels of mla-kernels compute what these do, under names of their own.
+// The entries of backends that kernels of mla-kernels replace under other names.
 macro_rules! here {
     ($($function:ident: $backends:literal,)*) => {$(
         const fn $function(spec: BackendSpec) -> Entry {
@@ -291,7 +292,7 @@ here! {
     portable_sparse_is_here: "MMA_MLA_SPARSE",
 }
 
-// Implemented by a crate of other people's kernels.
+// The entry of a backend that mla-flashinfer implements.
 const fn in_mla_flashinfer(spec: BackendSpec) -> Entry {
     Entry::known(spec, || Err(Cause::NotLinked("mla-flashinfer")))
 }
@@ -368,7 +369,7 @@ const fn in_mla_cpu(spec: BackendSpec) -> Entry {
     Entry::known(spec, elsewhere)
 }
 
-/// Every known backend. A name may occur more than once, for different kinds of devices.
+/// Every known backend. A name may occur several times, for different kinds of devices.
 pub static KNOWN: &[Entry] = &[
     attention_is_here(FLASH_ATTN),
     in_mla_flashinfer(FLASHINFER),

@@ -14,7 +14,8 @@ pub use registry::Registry;
 pub(crate) use selection::Best;
 pub use selection::{Selection, SelectionRequest, tried_before};
 
-/// The ways in which a program gets backends; part of every error that comes of having none.
+/// The ways in which a program gets backends. Every error about missing backends contains this
+/// text.
 pub(crate) const HOW_TO_LINK: &str = "link a backend crate, such as `use mla_kernels as _;`, or \
      add a backend's ENTRY with `Registry::add`; a C program links a staticlib whole \
      (-Wl,--whole-archive)";

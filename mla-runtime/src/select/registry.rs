@@ -12,23 +12,22 @@ use crate::suggestion;
 
 use super::error::{SelectionError, accepted_names};
 
-/// A set of backends: a value of its own, without global state.
+/// A set of backends. It is an ordinary value without global state.
 ///
-/// [`Registry::linked`] is what most programs want. Several entries may have the same name; the
-/// first of these kinds that exists is used:
+/// Most programs use [`Registry::linked`]. If several entries have the same name, the first
+/// existing one of this list is used:
 ///
-/// 1. an override, by [`replace`](Self::replace), until [`reset`](Self::reset);
+/// 1. an override by [`replace`](Self::replace), until [`reset`](Self::reset);
 /// 2. an entry that was linked, or added by [`add`](Self::add);
 /// 3. a known name without an implementation ([`known`](crate::select::known)).
 ///
-/// A linked entry takes the place of the known one only on hardware that it accepts. If the known
-/// backend accepts the hardware and the linked one does not, the known one stays, because its
-/// reason ("not built in this version") tells the user more. An override was asked for by name, so
-/// it is used on all hardware.
+/// A linked entry replaces the known one only on hardware that it accepts. If only the known
+/// backend accepts the hardware, the known one stays, because its reason ("not built in this
+/// version") tells the user more. An override was asked for by name, so it is used on all hardware.
 #[derive(Clone, Debug)]
 pub struct Registry {
-    // Each holds a phase and name at most once. There are a few dozen: searching them in line is
-    // as fast as any map.
+    // Each list has a phase and name at most once. There are only a few dozen entries, so a linear
+    // search is as fast as a map.
     overrides: Vec<Entry>,
     entries: Vec<Entry>,
     known: &'static [Entry],
@@ -39,7 +38,7 @@ fn is(entry: &Entry, phase: Phase, name: &str) -> bool {
 }
 
 impl Registry {
-    /// Nothing, not even known names.
+    /// A registry without any names, not even known ones.
     pub const fn empty() -> Self {
         Self {
             overrides: Vec::new(),
@@ -48,7 +47,7 @@ impl Registry {
         }
     }
 
-    /// The known names, none of them implemented.
+    /// The known names. None of them has an implementation.
     pub const fn known() -> Self {
         Self {
             overrides: Vec::new(),
@@ -57,12 +56,12 @@ impl Registry {
         }
     }
 
-    /// The backends of two lists of types, and no others; those that a build leaves out with the
-    /// reason why.
+    /// The backends of two lists of types, and no others. Backends that the build leaves out are
+    /// included with the reason.
     ///
     /// # Errors
     ///
-    /// If two backends of one list claim one name.
+    /// If two backends of one list have the same name.
     pub fn of<P: PrefillList, D: DecodeList>() -> Result<Self, SelectionError> {
         let mut registry = Self::empty();
         P::each(&mut |entry| registry.add(entry))?;
@@ -70,20 +69,20 @@ impl Registry {
         Ok(registry)
     }
 
-    /// The known names, and every backend that `#[mla_backend]` linked into this program. (Under
-    /// Miri, which does not link, there are none.)
+    /// The known names, and every backend that `#[mla_backend]` linked into this program. (Miri
+    /// does not link, so under Miri there are no linked backends.)
     ///
     /// # Errors
     ///
-    /// If two linked backends of one phase claim one name. Their order in the error depends on
+    /// If two linked backends of one phase have the same name. Their order in the error depends on
     /// linking.
     pub fn linked() -> Result<Self, SelectionError> {
         Self::linked_by(Some)
     }
 
     /// Collects the backends as [`linked`](Self::linked) does, but passes each linked entry to
-    /// `settle`, which returns it as it is, [under another name](Entry::named), or `None` to leave
-    /// it out. A program that links two crates which claim one name settles that here:
+    /// `settle`. The function returns the entry unchanged, [under another name](Entry::named), or
+    /// `None` to leave it out. A program can thus link two crates that use the same name:
     ///
     /// ```
     /// use mla_runtime::backend::Entry;
@@ -109,11 +108,11 @@ impl Registry {
         Ok(registry)
     }
 
-    /// Adds a backend under a new name, or under a known one that has no implementation.
+    /// Adds a backend under a new name, or under a known name without an implementation.
     ///
     /// # Errors
     ///
-    /// If a backend of this phase and name was linked or added before.
+    /// If a backend of this phase and name was already linked or added.
     pub fn add(&mut self, entry: Entry) -> Result<(), SelectionError> {
         let (phase, name) = (entry.spec.phase, entry.spec.name);
         if let Some(first) = self.entries.iter().find(|first| is(first, phase, name)) {
@@ -128,19 +127,19 @@ impl Registry {
         Ok(())
     }
 
-    /// Puts `entry` in the place of the backend of its phase and name, until
-    /// [`reset`](Self::reset). An earlier override is forgotten.
+    /// Replaces the backend of the entry's phase and name, until [`reset`](Self::reset). An earlier
+    /// override is dropped.
     ///
     /// # Errors
     ///
-    /// If there is no such name to override.
+    /// If there is no such name.
     pub fn replace(&mut self, entry: Entry) -> Result<(), SelectionError> {
         self.reset(entry.spec.phase, entry.spec.name)?;
         self.overrides.push(entry);
         Ok(())
     }
 
-    /// Undoes [`replace`](Self::replace), and says whether there was anything to undo.
+    /// Undoes [`replace`](Self::replace). Returns true if there was an override.
     ///
     /// # Errors
     ///
@@ -151,7 +150,7 @@ impl Registry {
         Ok(overridden)
     }
 
-    /// Returns true if the name stands for an override.
+    /// Returns true if the name has an override.
     ///
     /// # Errors
     ///
@@ -161,16 +160,16 @@ impl Registry {
         Ok(self.overrides.iter().any(|entry| is(entry, phase, name)))
     }
 
-    /// The backend of this name, whatever the hardware.
+    /// The backend of this name, for any hardware.
     ///
     /// # Errors
     ///
-    /// If there is no such name; the error lists those that exist and suggests a similar one.
+    /// If there is no such name. The error lists the existing names and suggests a similar one.
     pub fn get(&self, phase: Phase, name: &str) -> Result<&Entry, SelectionError> {
         self.resolve(phase, name, |_| true)
     }
 
-    /// The backend that the name stands for on this hardware.
+    /// The backend of this name on this hardware.
     ///
     /// # Errors
     ///
@@ -184,7 +183,7 @@ impl Registry {
         self.resolve(phase, name, |entry| runs_on(entry, target))
     }
 
-    /// Returns the entry of every name, prefill first, by name.
+    /// Returns the entries of all names, prefill first, each phase sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = &Entry> {
         [Phase::Prefill, Phase::Decode]
             .into_iter()
@@ -192,14 +191,14 @@ impl Registry {
             .filter_map(|(phase, name)| self.get(phase, name).ok())
     }
 
-    /// Returns the entry of every name of `phase` on this hardware, by name.
+    /// Returns the entries of all names of `phase` on this hardware, sorted by name.
     pub fn iter_on(&self, target: Target, phase: Phase) -> impl Iterator<Item = &Entry> {
         self.names(phase)
             .into_iter()
             .filter_map(move |name| self.get_on(target, phase, name).ok())
     }
 
-    /// The names of a phase, in order.
+    /// The sorted names of a phase.
     pub fn names(&self, phase: Phase) -> Vec<&'static str> {
         let mut names: Vec<_> = self
             .overrides
@@ -219,8 +218,9 @@ impl Registry {
         self.iter().any(Entry::is_implemented)
     }
 
-    /// Returns all reasons against `entry` for `problem` on `target`, including that it cannot run
-    /// there. A backend that was `asked` for by name is not refused because it has run nowhere yet.
+    /// Returns all reasons against `entry` for `problem` on `target`, including the reason why it
+    /// cannot run there. If the backend was `asked` for by name, it need not have run on any GPU
+    /// before.
     pub(crate) fn reasons_against(
         entry: &Entry,
         target: Target,
@@ -231,7 +231,7 @@ impl Registry {
         entry.spec.reasons(target, problem, availability)
     }
 
-    // The entry of the highest rank that `fits`; where none does, that of the highest rank.
+    // Returns the first entry in the order above that `fits`, or the first one if none does.
     fn resolve(
         &self,
         phase: Phase,
@@ -271,15 +271,14 @@ fn linked() -> impl Iterator<Item = Entry> {
     std::iter::empty()
 }
 
-// Returns true if the hardware alone speaks for the entry, which decides between a linked and a
-// known one.
+// Returns true if the entry accepts the hardware, which decides between a linked and a known entry.
 fn runs_on(entry: &Entry, target: Target) -> bool {
     entry.spec.platform == target.platform
         && (target.platform == Platform::Cpu || entry.spec.accepts_capability(target))
 }
 
 impl fmt::Display for Registry {
-    /// One line per phase: its names.
+    /// Writes one line per phase with its names.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for phase in [Phase::Prefill, Phase::Decode] {
             let names = self.names(phase);

@@ -1,20 +1,20 @@
-//! Chooses the backends of a request, and says why.
+//! Chooses the backends for a request, and explains the choice.
 //!
-//! [`Registry::select`] chooses a prefill and a decode backend together with the cache format and
-//! page size that both can work with; [`Registry::explain`] says the same without insisting on a
-//! result, for this machine or for any other. The rules:
+//! [`Registry::select`] chooses a prefill and a decode backend, together with a cache format and a
+//! page size that both support. [`Registry::explain`] returns the same information even if nothing
+//! fits, for this machine or for any other. The rules:
 //!
-//! - Candidates are tried from the highest priority on the target down, ties by name. The first
-//!   against which nothing speaks is selected.
-//! - A backend asked for by name is the only one tried. It is never replaced by another.
-//! - A backend that this build has not compiled for the target is never selected, and one that has
-//!   run on no GPU yet only by name ([`KernelFacts`](crate::spec::KernelFacts)).
-//! - Cache formats are tried in the order of the request. The first for which both phases have a
-//!   backend is taken.
-//! - Within a format, the page size whose decode backend has the highest priority is taken, ties by
-//!   the order of the request.
-//! - For hardware that is not this machine's, what this machine lacks (a driver, a device) does not
-//!   count.
+//! - Candidates are tried in the order of their priority on the target, the highest first. Equal
+//!   priorities are ordered by name. The first candidate without a reason against it is selected.
+//! - If a backend is asked for by name, no other one is tried. It is never replaced by another.
+//! - A backend that this build has not compiled for the target is never selected. A backend that
+//!   has not yet run on a GPU is selected only by name ([`KernelFacts`](crate::spec::KernelFacts)).
+//! - Cache formats are tried in the order of the request. The first format with a backend for both
+//!   phases is chosen.
+//! - Within a format, the page size whose decode backend has the highest priority is chosen. Equal
+//!   priorities are decided by the order of the request.
+//! - For hardware of another machine, it does not matter that this machine lacks a driver or a
+//!   device.
 
 use std::cmp::Ordering;
 
@@ -24,7 +24,7 @@ use crate::model::KvFormat;
 use crate::select::{Candidate, Explanation, PhaseExplanation, Registry, SelectionError};
 use crate::spec::{BackendSpec, Phase, Problem, Reasons, Target};
 
-/// The request of a selection: a problem on some hardware, and the caches that would do as well.
+/// The request of a selection: a problem on some hardware, and the other acceptable caches.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SelectionRequest {
@@ -36,14 +36,14 @@ pub struct SelectionRequest {
     pub other_kv_formats: Vec<KvFormat>,
     /// The other acceptable page sizes, in the order of preference.
     pub other_page_sizes: Vec<u32>,
-    /// The prefill backend, by name; `None`: the best one.
+    /// The name of the prefill backend; `None` selects the best one.
     pub prefill: Option<String>,
-    /// The decode backend, by name; `None`: the best one.
+    /// The name of the decode backend; `None` selects the best one.
     pub decode: Option<String>,
 }
 
 impl SelectionRequest {
-    /// The backends of one problem, whichever they are, on its own cache format and page size.
+    /// A request for any backends for one problem, with its own cache format and page size.
     pub const fn new(target: Target, problem: Problem) -> Self {
         Self {
             target,
@@ -55,7 +55,8 @@ impl SelectionRequest {
         }
     }
 
-    /// The same with these cache formats, the preferred one first. None: the problem's own.
+    /// The same request with these cache formats, the preferred one first. An empty list means the
+    /// problem's own.
     #[must_use]
     pub fn with_kv_formats(mut self, kv_formats: &[KvFormat]) -> Self {
         if let [preferred, others @ ..] = kv_formats {
@@ -65,7 +66,8 @@ impl SelectionRequest {
         self
     }
 
-    /// The same with these page sizes, the preferred one first. None: the problem's own.
+    /// The same request with these page sizes, the preferred one first. An empty list means the
+    /// problem's own.
     #[must_use]
     pub fn with_page_sizes(mut self, page_sizes: &[u32]) -> Self {
         if let [preferred, others @ ..] = page_sizes {
@@ -75,14 +77,14 @@ impl SelectionRequest {
         self
     }
 
-    /// The same with the prefill backend of this name.
+    /// The same request with the prefill backend of this name.
     #[must_use]
     pub fn with_prefill(mut self, name: impl Into<String>) -> Self {
         self.prefill = Some(name.into());
         self
     }
 
-    /// The same with the decode backend of this name.
+    /// The same request with the decode backend of this name.
     #[must_use]
     pub fn with_decode(mut self, name: impl Into<String>) -> Self {
         self.decode = Some(name.into());
@@ -104,7 +106,7 @@ impl SelectionRequest {
         }
     }
 
-    // Refuses faults of the request that no backend could make up for.
+    // Refuses requests with faults that rule out every backend.
     fn check(&self) -> Result<(), Error> {
         for kv_format in self.kv_formats() {
             for page_size in self.page_sizes() {
@@ -118,7 +120,7 @@ impl SelectionRequest {
     }
 }
 
-/// The backends of a request, the cache they share, and why these.
+/// The backends for a request, the cache they share, and the explanation of the choice.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Selection {
@@ -126,15 +128,16 @@ pub struct Selection {
     pub prefill: BackendSpec,
     /// The decode backend.
     pub decode: BackendSpec,
-    /// The problem of the request, with the cache format and page size that were chosen.
+    /// The problem of the request, with the chosen cache format and page size.
     pub problem: Problem,
-    /// Every candidate and what speaks against it.
+    /// Every candidate with the reasons against it.
     pub explanation: Explanation,
-    /// The entries that [`layer`](Self::layer) makes its backends with: prefill, decode.
+    /// The entries from which [`layer`](Self::layer) makes its backends: prefill, decode.
     pub(crate) entries: [Entry; 2],
 }
 
-// Two selections with the same specs and reasons have the same backends as entries.
+// The entries are not compared: two selections with the same specs and reasons have the same
+// entries.
 impl PartialEq for Selection {
     fn eq(&self, other: &Self) -> bool {
         let parts = |it: &Self| (it.prefill, it.decode, it.problem);
@@ -145,14 +148,14 @@ impl PartialEq for Selection {
 impl Eq for Selection {}
 
 impl Selection {
-    /// Returns the configuration to instantiate the backends with.
+    /// Returns the configuration for making the backends.
     pub const fn config(&self, softmax_scale: f32) -> LayerConfig {
         LayerConfig::new(self.problem, softmax_scale)
     }
 }
 
-/// Returns true if `a` is tried before `b` on this hardware: by priority, ties by name. Usable in
-/// constants, so the compiler's choice is that of a selection at run time.
+/// Returns true if `a` is tried before `b` on this hardware: by priority, then by name. Usable in
+/// constants, so that the compiler chooses as a selection at run time does.
 pub const fn tried_before(a: &BackendSpec, b: &BackendSpec, target: Target) -> bool {
     let (first, second) = (a.priority.on(target), b.priority.on(target));
     if first != second {
@@ -172,9 +175,8 @@ const fn name_before(a: &[u8], b: &[u8]) -> bool {
     a.len() < b.len()
 }
 
-/// The best of the candidates that were considered so far: of those without a reason against them,
-/// the one that is tried first. Usable in constants, so the compiler's choice is that of a
-/// selection at run time.
+/// The best of the candidates so far: the one that is tried first among those without a reason
+/// against them. Usable in constants, so that the compiler chooses as a selection at run time does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Best<'a> {
     target: Target,
@@ -190,7 +192,7 @@ impl<'a> Best<'a> {
         }
     }
 
-    /// Adds a candidate, which `index` stands for.
+    /// Adds a candidate, which is identified by `index`.
     #[must_use]
     pub(crate) const fn or(self, index: usize, spec: &'a BackendSpec, reasons: &Reasons) -> Self {
         let better = match self.chosen {
@@ -207,7 +209,7 @@ impl<'a> Best<'a> {
         }
     }
 
-    /// The index of the best, if there is one.
+    /// The index of the best candidate, if there is one.
     pub(crate) const fn index(self) -> Option<usize> {
         match self.chosen {
             Some((index, _)) => Some(index),
@@ -217,13 +219,14 @@ impl<'a> Best<'a> {
 }
 
 impl Registry {
-    /// Chooses backends to run, and says which as a `tracing` event. Nothing that runs per step
-    /// logs; a GPU's resource that cannot be given back is the only other event of this project.
+    /// Chooses backends to run, and logs them as a `tracing` event. Code that runs per step does
+    /// not log. The only other event of this project reports that a GPU resource could not be
+    /// released.
     ///
     /// # Errors
     ///
-    /// If nothing is linked, a name is unknown, a backend that was asked for by name does not
-    /// fit, or none fits; the reasons are part of the error.
+    /// If nothing is linked, if a name is unknown, if a backend that was asked for by name does not
+    /// fit, or if no backend fits. The error contains the reasons.
     pub fn select(&self, request: &SelectionRequest) -> Result<Selection, SelectionError> {
         let explanation = self.explain(request)?;
         let selected = |phase: Phase| -> Result<BackendSpec, SelectionError> {
@@ -268,12 +271,12 @@ impl Registry {
         })
     }
 
-    /// Says what would be chosen and why, whether or not anything fits. If nothing fits in both
-    /// phases, it is about the first cache format.
+    /// Explains what would be chosen and why, even if nothing fits. If no cache format has a
+    /// backend for both phases, the explanation is for the first format.
     ///
     /// # Errors
     ///
-    /// If a name is unknown, or the request makes no sense for any backend (no heads, pages of
+    /// If a name is unknown, or if the request makes no sense for any backend (no heads, pages of
     /// no tokens).
     pub fn explain(&self, request: &SelectionRequest) -> Result<Explanation, SelectionError> {
         request.check()?;
@@ -291,7 +294,7 @@ impl Registry {
         Ok(others.find(Explanation::fits).unwrap_or(preferred))
     }
 
-    // The best page size for one cache format.
+    // Explains the best page size for one cache format.
     fn explain_format(&self, request: &SelectionRequest, kv_format: KvFormat) -> Explanation {
         let problem = request.problem.with_kv_format(kv_format);
         let mut best = self.explain_problem(request, problem);
@@ -299,7 +302,7 @@ impl Registry {
             let other = self.explain_problem(request, problem.with_page_size(*page_size));
             let priority =
                 |explanation: &Explanation| explanation.decode.selected().map(|c| c.priority);
-            // None, where nothing fits, is below every priority.
+            // If nothing fits, the priority is `None`, which is less than every priority.
             if priority(&other) > priority(&best) {
                 best = other;
             }

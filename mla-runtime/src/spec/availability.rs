@@ -1,75 +1,76 @@
-//! The reasons for which a backend cannot run here at all.
+//! The reasons why a backend cannot run here at all.
 
 use super::family::{self, CompiledFamily, write_feature};
 use crate::spec::Target;
 use crate::text::{self, Text};
 
-/// The reason why a backend cannot run, whatever the problem.
+/// The reason why a backend cannot run, whatever the problem is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Cause {
     /// The backend is known by name, but this version has no implementation of it.
     NotBuilt,
-    /// The backend is known by name, but its kernels are to be had only with what no crate here
-    /// brings along.
+    /// The backend is known by name, but its kernels need something that none of these crates
+    /// contains.
     Needs(&'static str),
-    /// The backend is known by name, and backends of mla-kernels compute what it does.
+    /// The backend is known by name only. Backends of mla-kernels compute the same.
     Instead(&'static str),
-    /// A crate that has an implementation is not linked into the program.
+    /// A crate has an implementation, but it is not linked into the program.
     NotLinked(&'static str),
-    /// The name is kept for backends from elsewhere, and none was registered.
+    /// The name is reserved for third-party backends, and none was registered.
     NotRegistered,
-    /// The Cargo feature that compiles it is off.
+    /// The Cargo feature that compiles the backend is off.
     FeatureOff {
         /// The crate whose feature it is.
         package: &'static str,
         /// The feature.
         feature: &'static str,
     },
-    /// No Cargo feature that compiles it, each for other devices, is on.
+    /// Several Cargo features compile the backend, each for other devices. All of them are off.
     FeaturesOff {
         /// The crate whose features they are.
         package: &'static str,
-        /// The features, of which one is enough.
+        /// The features. One of them is enough.
         features: &'static [&'static str],
     },
-    /// The machine has no driver for its kind of device.
+    /// The machine has no driver for the backend's kind of device.
     NoDriver,
     /// There is a driver, but no device.
     NoDevice,
-    /// A library that it loads at run time is missing.
+    /// A library that the backend loads at run time is missing.
     LibraryMissing(&'static str),
-    /// A library that it loads at run time has a version that it does not take.
+    /// A library that the backend loads at run time has a version that the backend does not
+    /// support.
     LibraryVersion {
         /// The library.
         library: &'static str,
-        /// Major, minor and patch of the one that was found.
+        /// Major, minor and patch number of the library that was found.
         given: [u32; 3],
-        /// The versions that it takes, such as `9.25 and up`.
+        /// The supported versions, such as `9.25 and up`.
         accepted: &'static str,
     },
-    /// The driver is older than the CUDA that compiled the kernels.
+    /// The driver is older than the CUDA version that compiled the kernels.
     DriverVersion {
-        /// Major and minor of the CUDA that the driver is of.
+        /// Major and minor number of the driver's CUDA version.
         given: [u32; 2],
-        /// Major and minor of the first CUDA whose driver runs them.
+        /// Major and minor number of the first CUDA version whose driver runs the kernels.
         accepted: [u32; 2],
-        /// Name of that driver, such as `R580`, if it is known.
+        /// The name of that first driver, such as `R580`, if it is known.
         driver: Option<&'static str>,
     },
-    /// None of the families of its kernels has code in this build that runs on the GPU.
+    /// No family of the backend's kernels has code in this build that runs on the GPU.
     CompiledFor(&'static [CompiledFamily]),
-    /// Neither its attribute nor a build script says what its kernels are compiled for, and it was
-    /// not asked for by name.
+    /// Neither the backend's attribute nor a build script lists the targets of its kernels, and the
+    /// backend was not asked for by name.
     TargetsUnsaid,
-    /// Its tests have passed on no GPU yet that takes the same code, and it was not asked for by
-    /// name.
+    /// The backend's tests have passed on no GPU that runs the same code, and the backend was not
+    /// asked for by name.
     NeverRun,
 }
 
 impl Cause {
-    /// Returns true if it depends on the machine rather than on the build: then it does not speak
-    /// against the backend in a dry run for another machine.
+    /// Returns true if the cause depends on the machine and not on the build. In a dry run for
+    /// another machine, such a cause is no reason against the backend.
     pub const fn is_local(self) -> bool {
         matches!(
             self,
@@ -81,7 +82,7 @@ impl Cause {
         )
     }
 
-    /// Returns the step that would remove the cause.
+    /// Returns a description of the step that would remove the cause.
     pub fn remedy(self) -> String {
         Remedy(self).to_string()
     }
@@ -220,7 +221,7 @@ const fn write_release([major, minor]: [u32; 2], text: &mut Text<'_>) {
     text.number(minor);
 }
 
-// The first driver that runs kernels of a release of CUDA.
+// Writes the first driver that runs kernels of a CUDA release.
 const fn write_driver(release: [u32; 2], driver: Option<&str>, text: &mut Text<'_>) {
     text.push("CUDA ");
     write_release(release, text);
@@ -232,7 +233,7 @@ const fn write_driver(release: [u32; 2], driver: Option<&str>, text: &mut Text<'
     }
 }
 
-// Each between two marks, with commas.
+// Writes the names with commas between them, each within two marks.
 const fn write_list(names: &[&str], mark: &str, text: &mut Text<'_>) {
     let mut i = 0;
     while i < names.len() {
@@ -244,7 +245,7 @@ const fn write_list(names: &[&str], mark: &str, text: &mut Text<'_>) {
     }
 }
 
-// The remedy as something to show.
+// The remedy of a cause, as a type with `Display`.
 struct Remedy(Cause);
 
 impl Remedy {
@@ -255,8 +256,8 @@ impl Remedy {
 
 text::display!(Cause, Remedy);
 
-/// The availability for `target`: a part that this machine lacks is a reason against a backend only
-/// if the backend has to run here. Usable in constants.
+/// The availability for `target`. A cause that depends on this machine counts only if `target` is
+/// present here. Usable in constants.
 pub(crate) const fn on(here: Result<(), Cause>, target: Target) -> Result<(), Cause> {
     match here {
         Err(cause) if !target.present && cause.is_local() => Ok(()),
@@ -264,7 +265,7 @@ pub(crate) const fn on(here: Result<(), Cause>, target: Target) -> Result<(), Ca
     }
 }
 
-/// The first of two causes, if there is one. Usable in constants.
+/// The first error of the two, if there is one. Usable in constants.
 pub(crate) const fn both(one: Result<(), Cause>, other: Result<(), Cause>) -> Result<(), Cause> {
     match one {
         Err(_) => one,

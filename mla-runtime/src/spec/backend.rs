@@ -1,4 +1,4 @@
-//! The support of a backend, as a constant, and its validation against a problem.
+//! The spec of a backend, as a constant, and its validation against a problem.
 
 use crate::model::{DType, HeadDims, KvFormat, MAX_DIM, MlaDims};
 use crate::setters::setters;
@@ -14,79 +14,79 @@ use super::support::{
     Priority, QueryFormat, QueryLen, SparseSupport,
 };
 
-/// The problems that a backend supports. The attribute writes it as a constant of the backend's
-/// `impl` block.
+/// The problems that a backend supports. The attribute `#[mla_backend]` writes the spec as a
+/// constant of the backend's `impl` block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct BackendSpec {
-    /// The name by which it is chosen, such as `WGMMA_MLA`.
+    /// The name by which the backend is chosen, such as `WGMMA_MLA`.
     pub name: &'static str,
-    /// The provider of the kernel: by default the package that the attribute stands in, and
-    /// `native` if it is this project's own.
+    /// The provider of the kernel. By default it is the package that contains the attribute; for
+    /// this project's own kernels it is `native`.
     pub provider: &'static str,
-    /// The computation that it does.
+    /// The computation that the backend does.
     pub phase: Phase,
-    /// The kind of device whose memory it reads.
+    /// The kind of device whose memory the backend reads.
     pub platform: Platform,
-    /// The compute capabilities it runs on.
+    /// The compute capabilities that the backend runs on.
     pub capabilities: &'static [CapabilityMatch],
     /// The dtypes of queries and outputs.
     pub dtypes: &'static [DType],
-    /// The per-head dimensions (P, R, V); `None` if any will do.
+    /// The per-head dimensions (P, R, V); `None` if all are supported.
     pub dims: Option<&'static [HeadDims]>,
-    /// The widths of a cache row; `None` if any will do. Decode only.
+    /// The widths of a cache row; `None` if all are supported. Decode only.
     pub cache_dims: Option<&'static [CacheDims]>,
     /// The numbers of query heads.
     pub heads: HeadCounts,
-    /// The cache formats. Decode only; empty for prefill, which never reads the cache.
+    /// The cache formats. Decode only; empty for prefill, because prefill never reads the cache.
     pub kv_formats: &'static [KvFormat],
     /// The page sizes. Decode only.
     pub page_sizes: PageSizes,
-    /// The kind of query lengths that it takes. Decode only: prefill is always ragged.
+    /// The supported query lengths. Decode only: prefill is always ragged.
     pub query_len: QueryLen,
-    /// The maximum number of new tokens of a request, or `None` if any number will do: the layer
+    /// The maximum number of new tokens of a request; `None` if there is no maximum. The layer
     /// sends longer requests down the expanded path. Decode only.
     pub max_query_len: Option<u32>,
-    /// The format in which it takes its queries. Decode only.
+    /// The format of the queries. Decode only.
     pub query_format: QueryFormat,
-    /// The layout in which it takes its keys. Prefill only.
+    /// The layout of the keys. Prefill only.
     pub key_layout: KeyLayout,
-    /// The unit of addresses and of distances between the rows of its tensors, in bytes: 16 for a
-    /// kernel that reads 16 bytes at a time, 1 if an element's own alignment will do.
+    /// The alignment of tensor addresses and of the distances between rows, in bytes. It is 16 for
+    /// a kernel that reads 16 bytes at a time, and 1 if the alignment of an element suffices.
     pub alignment: u32,
     /// The batches that can be captured into a CUDA graph.
     pub graphs: GraphSupport,
-    /// True if it plans a step on the host, so that
-    /// [`prepare`](crate::backend::DecodeBackend::prepare) is given the lengths in
-    /// [`DecodeBatch::host`](crate::backend::DecodeBatch::host) and no graph can hold it. Decode
-    /// only.
+    /// True if the backend plans a step on the host. Then
+    /// [`prepare`](crate::backend::DecodeBackend::prepare) gets the lengths in
+    /// [`DecodeBatch::host`](crate::backend::DecodeBatch::host), and no graph can capture the
+    /// backend. Decode only.
     pub plans_on_host: bool,
     /// True if its kernels keep [the contract of dependent
-    /// launches](crate::backend#dependent-launches). If not, the device lets no kernel before or
-    /// behind a call overlap it.
+    /// launches](crate::backend#dependent-launches). If it is false, the device lets no kernel
+    /// before or after a call overlap the call.
     pub dependent_launch: bool,
-    /// The log-sum-exp its kernel produces.
+    /// The kind of log-sum-exp that the kernel writes.
     pub lse: LseOutput,
     /// The precision of that log-sum-exp.
     pub lse_precision: LsePrecision,
-    /// True if it can write a quantised output.
+    /// True if the backend can write a quantised output.
     pub quant_output: bool,
-    /// Its support of lists of slots. Decode only.
+    /// The support of lists of slots. Decode only.
     pub sparse: SparseSupport,
-    /// The max number of entries of a list of slots that it takes, or `None` if any number will do.
-    /// Decode only.
+    /// The maximum number of entries in a list of slots; `None` if there is no maximum. Decode
+    /// only.
     pub max_list_width: Option<u32>,
-    /// Its features beyond plain causal attention.
+    /// The features beyond plain causal attention.
     pub features: FeatureSet,
-    /// The order in which it is tried.
+    /// The order in which backends are tried.
     pub priority: Priority,
 }
 
 impl BackendSpec {
-    /// The minimal spec: every other field has the value of most backends of the phase. Prefill
-    /// runs ragged and returns a natural log-sum-exp; decode takes one token per request, any page
-    /// size, and the caches of its dtypes must be named. Queries come split, keys packed. The
-    /// provider is `unknown`.
+    /// The minimal spec. Every other field gets the value of most backends of the phase. Prefill
+    /// runs ragged and returns a natural log-sum-exp. Decode takes one token per request and any
+    /// page size; its spec must still name the cache formats. Queries are split, and keys are
+    /// packed. The provider is `unknown`.
     pub const fn new(name: &'static str, phase: Phase, platform: Platform) -> Self {
         Self {
             name,
@@ -152,8 +152,8 @@ impl BackendSpec {
         with_priority(priority: Priority);
     }
 
-    /// Everything that speaks against this backend for `problem` on `target`, in the order of the
-    /// spec's fields; empty if it fits.
+    /// The reasons against this backend for `problem` on `target`, in the order of the spec's
+    /// fields. There are none if the backend fits.
     pub const fn validate(&self, target: Target, problem: &Problem) -> Reasons {
         let mut reasons = Reasons::NONE
             .unless(
@@ -268,8 +268,8 @@ impl BackendSpec {
         let mut i = 0;
         while i < Feature::ALL.len() {
             let feature = Feature::ALL[i];
-            // Prefill is given keys and values, whatever the cache is. Sinks come when its results
-            // are merged.
+            // A prefill backend gets keys and values, so the kind of cache does not concern it.
+            // Sinks are applied when its results are merged.
             let concerned = matches!(self.phase, Phase::Decode)
                 || !matches!(feature, Feature::SplitCache | Feature::Sinks);
             reasons = reasons.unless(
@@ -285,8 +285,8 @@ impl BackendSpec {
         reasons
     }
 
-    /// Everything that speaks against this backend for `problem` on `target`, whether it can run
-    /// there included.
+    /// The reasons against this backend for `problem` on `target`. They include the reason why the
+    /// backend cannot run there at all.
     pub const fn reasons(
         &self,
         target: Target,
@@ -300,8 +300,8 @@ impl BackendSpec {
         }
     }
 
-    /// The reason that `availability` gives on `target`. Something that this machine lacks speaks
-    /// against a backend only if it has to run here.
+    /// The reason that `availability` gives on `target`. A part that this machine lacks counts only
+    /// if the backend has to run here.
     pub const fn unavailable(availability: Result<(), Cause>, target: Target) -> Option<Reason> {
         match on(availability, target) {
             Err(cause) => Some(Reason {
@@ -313,13 +313,13 @@ impl BackendSpec {
         }
     }
 
-    /// Checks, while compiling, what must hold of every spec, so that a spec written by hand is
-    /// held to the attribute's rules.
+    /// Checks the rules that every spec must keep. A spec written by hand thus meets the same rules
+    /// as one from the attribute.
     ///
     /// # Panics
     ///
-    /// In a constant, and so at compile time: if a list is empty, a size is zero or beyond every
-    /// problem's, a range is reversed, or two fields contradict each other or the phase.
+    /// If a list is empty, a size is zero or larger than any problem's, a range is reversed, or two
+    /// fields contradict each other or the phase. In a constant this is a compile error.
     pub const fn checked(self) -> Self {
         self.check_lists();
         self.check_platform();
@@ -337,7 +337,7 @@ impl BackendSpec {
         self
     }
 
-    /// A list that is there names something.
+    /// Checks that no list is empty.
     const fn check_lists(&self) {
         assert!(
             !self.name.is_empty(),
@@ -373,7 +373,7 @@ impl BackendSpec {
         }
     }
 
-    /// A processor has no compute capability.
+    /// Checks that the capabilities fit the platform: a processor has none.
     const fn check_platform(&self) {
         if !matches!(self.platform, Platform::Cpu) {
             return;
@@ -439,7 +439,7 @@ impl BackendSpec {
         );
     }
 
-    /// Dimensions that some problem can have.
+    /// Checks that some problem can have these dimensions.
     const fn check_dims(&self) {
         let mut i = 0;
         while let Some(dims) = self.dims
@@ -467,7 +467,7 @@ impl BackendSpec {
         }
     }
 
-    /// Prefill names nothing that a cache or a list of slots would ask for.
+    /// Checks that a prefill spec says nothing about caches or lists of slots.
     const fn check_prefill(&self) {
         assert!(
             self.kv_formats.is_empty(),
@@ -500,7 +500,7 @@ impl BackendSpec {
         );
     }
 
-    /// Decode reads a cache.
+    /// Checks that a decode spec says what a decode backend needs, such as a cache format.
     const fn check_decode(&self) {
         assert!(
             !self.kv_formats.is_empty(),
@@ -525,7 +525,8 @@ impl BackendSpec {
             || self.features.contains(Feature::SecondCache)
     }
 
-    /// Each dtype has a cache, and each cache a dtype and rows that it can hold.
+    /// Checks that each dtype has a cache format, and that each format has a listed dtype and can
+    /// hold the rows.
     const fn check_caches(&self) {
         let (mut i, mut quantised) = (0, false);
         while i < self.kv_formats.len() {
@@ -579,7 +580,7 @@ impl BackendSpec {
         }
     }
 
-    /// Requests of a step, against the steps that there are.
+    /// Checks the fields about the requests of a step against one another.
     const fn check_step(&self) {
         let single = matches!(self.query_len, QueryLen::Single);
         assert!(
@@ -601,8 +602,8 @@ impl BackendSpec {
         );
     }
 
-    /// Returns true if the backend runs on the target's capability. An unknown capability is
-    /// accepted by none: better a reason than a guess.
+    /// Returns true if the backend runs on the target's capability. An unknown capability never
+    /// fits: a reason is better than a guess.
     pub const fn accepts_capability(&self, target: Target) -> bool {
         let Some(capability) = target.capability else {
             return false;
@@ -628,8 +629,8 @@ impl BackendSpec {
         false
     }
 
-    // An unquantised cache holds the compute dtype: converting rows while attending would be a
-    // second, unnamed format.
+    // An unquantised cache must hold the compute dtype. Converting its rows during attention would
+    // be a second format without a name.
     const fn refuses_kv_format(&self, problem: &Problem) -> Option<Accepted> {
         let mut i = 0;
         while i < self.kv_formats.len() {
@@ -647,7 +648,8 @@ impl BackendSpec {
     }
 }
 
-/// Words that stand for backends of any name, as in `--decode all`.
+/// Words that stand for backends of any name, as in `--decode all`. No backend may have them as its
+/// name.
 const RESERVED_NAMES: &[&str] = &["ALL", "AUTO"];
 
 const fn contains_dims(list: &[HeadDims], dims: HeadDims) -> bool {

@@ -1,14 +1,16 @@
-//! Reads a package's kernels from its build script, for an attribute without the key `compiled`.
+//! Reads the list of a package's kernels that its build script left, for an attribute without the
+//! key `compiled`.
 //!
-//! mla-build sets the variable `MLA_BUILD_COMPILED` for the package's code: the families that have
-//! sources, whether each is compiled, and its targets, as in `sm90:on:sm_90a;sm100:off:sm_100f`.
+//! mla-build sets the variable `MLA_BUILD_COMPILED` for the package's code. It lists the families
+//! that have sources, each with its targets and `on` if it is compiled:
+//! `sm90:on:sm_90a;sm100:off:sm_100f`.
 
 use super::family::{Code, CompiledFamily};
 use super::kernels::Fault;
 use crate::text::is_equal;
 
-/// The families that a backend's kernels can be of: those that its key `feature` names, or else
-/// all.
+/// The families that a backend's kernels may belong to: those that its key `feature` names, or all
+/// families if the key names none.
 #[derive(Clone, Copy)]
 pub struct Build {
     text: Option<&'static str>,
@@ -16,8 +18,8 @@ pub struct Build {
 }
 
 impl Build {
-    /// The build that the variable's value describes: `None` for a package without kernels of its
-    /// own.
+    /// The build that the variable's value describes. `text` is `None` for a package without
+    /// kernels of its own.
     pub const fn new(text: Option<&'static str>, features: &'static [&'static str]) -> Self {
         Self { text, features }
     }
@@ -33,7 +35,7 @@ impl Build {
         count
     }
 
-    /// The number of their targets together.
+    /// The number of targets of all families together.
     pub const fn targets(self) -> usize {
         let (mut rest, mut count) = (self.text, 0);
         while let Some(text) = rest {
@@ -46,7 +48,7 @@ impl Build {
         count
     }
 
-    /// The targets, those of one family after those of another. `N` is [`targets`](Self::targets).
+    /// The targets, grouped by family. `N` must be [`targets`](Self::targets).
     pub const fn read_targets<const N: usize>(self) -> [&'static str; N] {
         let mut targets = [""; N];
         let (mut rest, mut len) = (self.text, 0);
@@ -66,7 +68,8 @@ impl Build {
         targets
     }
 
-    /// The families, whose targets are parts of `targets`. `N` is [`families`](Self::families).
+    /// The families, whose targets are parts of `targets`. `N` must be
+    /// [`families`](Self::families).
     pub const fn read_families<const N: usize>(
         self,
         targets: &'static [&'static str],
@@ -81,7 +84,8 @@ impl Build {
             if let Some(group) = group {
                 let (targets, others) = left.split_at(group.count());
                 left = others;
-                // No feature has this name: it stands for the constant of what is in no folder.
+                // No feature has the name `all`: it stands for the constant with the kernels
+                // outside of any folder.
                 let of_none = is_equal(group.name, "all");
                 families[len] = CompiledFamily {
                     name: if of_none { "ALL" } else { group.name },
@@ -94,8 +98,8 @@ impl Build {
         families
     }
 
-    /// The fault of two families that have a GPU in common: nothing says whose kernels the backend
-    /// launches there.
+    /// The fault that two families have a GPU in common. On such a GPU nothing says whose kernels
+    /// the backend launches.
     pub const fn fault(self) -> Option<Fault> {
         let mut rest = self.text;
         while let Some(text) = rest {
@@ -115,7 +119,7 @@ impl Build {
         None
     }
 
-    // The first group of the text if it can be the backend's, and the text behind it.
+    // Returns the first group of the text if the backend may belong to it, and the text after it.
     const fn group(self, text: &'static str) -> (Option<Group>, Option<&'static str>) {
         let (first, rest) = split(text, b';');
         let group = Group::read(first);
@@ -123,7 +127,8 @@ impl Build {
         (if counts { Some(group) } else { None }, rest)
     }
 
-    // Returns true if a feature is a family's: others turn on several, or something else.
+    // Returns true if one of the features has the name of a family. Other features turn on several
+    // families or something else.
     const fn names_a_group(self) -> bool {
         let mut rest = self.text;
         while let Some(text) = rest {
@@ -137,7 +142,7 @@ impl Build {
     }
 }
 
-// A family as the variable says it.
+// One family, as the variable describes it.
 #[derive(Clone, Copy)]
 struct Group {
     name: &'static str,
@@ -160,7 +165,7 @@ impl Group {
         panic!("MLA_BUILD_COMPILED: accepted what mla-build sets: unset it elsewhere")
     }
 
-    // Nothing where the family is off.
+    // Returns the targets, or `None` if the family is off.
     const fn compiled(self) -> Option<&'static str> {
         if self.on && !self.targets.is_empty() {
             Some(self.targets)
@@ -178,7 +183,7 @@ impl Group {
         count
     }
 
-    // Returns true if there is a GPU for which both have code if both are compiled.
+    // Returns true if, with both families compiled, some GPU could run code of either.
     const fn overlaps(self, other: Self) -> bool {
         let mut mine = Some(self.targets);
         while let Some(list) = mine {
@@ -200,7 +205,7 @@ impl Group {
     }
 }
 
-// Splits the text at the first `mark`, which is in neither part.
+// Splits the text at the first `mark`. Neither part contains the mark.
 const fn split(text: &'static str, mark: u8) -> (&'static str, Option<&'static str>) {
     let mut i = 0;
     while i < text.len() {
@@ -231,8 +236,8 @@ mod tests {
 
     use super::*;
 
-    /// Targets that live as long as the program, as a constant's do. They can be reached from here,
-    /// so that nothing is lost.
+    /// Targets that live as long as the program, like those of a constant. This list keeps them
+    /// reachable, so leak checkers do not report them.
     static CONSTANTS: Mutex<Vec<&[&str]>> = Mutex::new(Vec::new());
 
     fn read<const F: usize, const T: usize>(build: Build) -> [CompiledFamily; F] {
@@ -286,7 +291,7 @@ mod tests {
                  common"
             )
         );
-        // It makes no difference if a family is on.
+        // The result does not depend on a family being on.
         assert_eq!(both, fault("sm80:off:sm_80,sm_90;sm90:on:sm_90a", &[]));
         assert_eq!(both, fault(THREE, &["sm80", "sm90"]));
     }

@@ -1,4 +1,4 @@
-//! The hardware that a backend runs on, and the hardware of a request.
+//! The hardware that a backend runs on, and the hardware that a selection is made for.
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,7 +27,7 @@ impl Platform {
         }
     }
 
-    /// Equality, usable in constants.
+    /// Returns true if both are equal. Usable in constants.
     pub const fn same(self, other: Self) -> bool {
         self as u8 == other as u8
     }
@@ -69,7 +69,7 @@ impl Capability {
 
 text::display!(Capability, CapabilityMatch, Target);
 
-/// Reads `9.0` or, as in the attribute, `90`.
+/// Reads `9.0`, or `90` as the attribute writes it.
 impl FromStr for Capability {
     type Err = Error;
 
@@ -94,17 +94,17 @@ impl FromStr for Capability {
     }
 }
 
-/// A set of capabilities, as the attribute's `sm` lists them.
+/// A set of capabilities, as an item of the attribute's key `sm` describes it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CapabilityMatch {
-    /// `any`: the capability is not asked for.
+    /// `any`: every capability, even an unknown one.
     Any,
-    /// `90`: this one alone.
+    /// `90`: only this capability.
     Exact(Capability),
     /// `10x`: every capability of this generation.
     Family(u8),
-    /// This one and the later ones of its generation, as in 8.6 to 8.9: where machine code for 8.6
-    /// runs.
+    /// This capability and the later ones of its generation, such as 8.6 to 8.9. Machine code for
+    /// 8.6 runs on these.
     FamilyFrom(Capability),
     /// `80+`: this one and every later one.
     Floor(Capability),
@@ -165,8 +165,8 @@ pub struct Target {
     pub platform: Platform,
     /// Its compute capability; `None` on a processor, or if the driver did not say.
     pub capability: Option<Capability>,
-    /// True if this machine has it. A part that is missing here (a driver, a device) is a reason
-    /// against a backend only if the backend has to run here.
+    /// True if this machine has the hardware. A missing driver or device counts against a backend
+    /// only if this is true.
     pub present: bool,
 }
 
@@ -178,7 +178,7 @@ impl Target {
         present: true,
     };
 
-    /// An NVIDIA GPU of this capability, whether or not this machine has one.
+    /// An NVIDIA GPU of this capability. This machine need not have one.
     pub const fn dry_run(capability: Capability) -> Self {
         Self {
             platform: Platform::Cuda,

@@ -6,11 +6,12 @@ use crate::text::Text;
 /// Kernels that are compiled together, for the same targets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CompiledFamily {
-    /// Its name: that of the Cargo feature that compiles it, in lower case. If no feature does, it
-    /// is the name of the constant that lists its targets, in upper case.
+    /// The name of the family. It is the lower-case name of the Cargo feature that compiles the
+    /// family. If no feature does, it is the upper-case name of the constant that lists its
+    /// targets.
     pub name: &'static str,
-    /// The targets that this build compiled it for, under nvcc's names (`sm_90a`, `sm_100f`,
-    /// `sm_80`, `compute_80`); empty if the feature is off.
+    /// The targets that this build compiled the family for, under nvcc's names (`sm_90a`,
+    /// `sm_100f`, `sm_80`, `compute_80`). Empty if the feature is off.
     pub targets: &'static [&'static str],
 }
 
@@ -19,7 +20,7 @@ impl CompiledFamily {
     ///
     /// # Panics
     ///
-    /// If a target is none of nvcc's: in a constant, a compile error.
+    /// If nvcc has no target of one of the names. In a constant this is a compile error.
     pub const fn runs_on(&self, capability: Capability) -> bool {
         let mut i = 0;
         while i < self.targets.len() {
@@ -31,9 +32,9 @@ impl CompiledFamily {
         false
     }
 
-    /// The target whose machine code a driver takes on this capability, and the capability of that
-    /// code: of the targets that run there, the latest. `None` if there is none, and the driver
-    /// compiles PTX.
+    /// The target whose machine code a driver loads on this capability, and the capability that the
+    /// code was compiled for. If several targets run there, it is the latest. `None` if none runs
+    /// there, so that the driver compiles PTX.
     ///
     /// # Panics
     ///
@@ -42,8 +43,8 @@ impl CompiledFamily {
         self.latest_on(capability, |target| target.starts_with("sm_"))
     }
 
-    /// The target whose PTX a driver takes on this capability if there is no machine code, and
-    /// what that is for.
+    /// The target whose PTX a driver compiles on this capability if there is no machine code, and
+    /// the capability that the PTX was made for.
     ///
     /// # Panics
     ///
@@ -65,7 +66,7 @@ impl CompiledFamily {
             .map(|(target, code)| (target, code.from))
     }
 
-    /// True if its name is that of a Cargo feature.
+    /// Returns true if the family is named after a Cargo feature.
     const fn is_a_feature(&self) -> bool {
         let name = self.name.as_bytes();
         let mut i = 0;
@@ -83,7 +84,7 @@ impl CompiledFamily {
     }
 }
 
-/// Every target of every family, with commas.
+/// Writes every target of every family, with commas between them.
 pub(crate) const fn write_targets(families: &[CompiledFamily], text: &mut Text<'_>) {
     let (mut f, mut written) = (0, 0);
     while f < families.len() {
@@ -101,9 +102,9 @@ pub(crate) const fn write_targets(families: &[CompiledFamily], text: &mut Text<'
     }
 }
 
-/// Writes the feature or setting that brings families which this build left out, and returns false
-/// if none was. If there are several families, it names the last: a backend prefers the first one,
-/// and the last one runs on the largest number of GPUs.
+/// Writes the feature or setting that adds a family which this build left out. Returns false if no
+/// family was left out. If several were, it names the last of the list: a backend prefers the first
+/// families, but the last one runs on the largest number of GPUs.
 pub(crate) const fn write_remedy(families: &[CompiledFamily], text: &mut Text<'_>) -> bool {
     let mut i = families.len();
     while i > 0 {
@@ -122,21 +123,21 @@ pub(crate) const fn write_remedy(families: &[CompiledFamily], text: &mut Text<'_
     false
 }
 
-/// The option that turns a feature on.
+/// Writes the option that turns a feature on.
 pub(super) const fn write_feature(feature: &str, text: &mut Text<'_>) {
     text.push("build with `--features ");
     text.push(feature);
     text.push("`");
 }
 
-// The capabilities beyond the one in its name that a target's code runs on.
+// The capabilities that a target's code runs on, beyond the one in its name.
 #[derive(Clone, Copy)]
 enum Reach {
-    // `sm_90a`, and its PTX.
+    // None: `sm_90a` and its PTX.
     Only,
-    // `sm_100f` and its PTX, `sm_80`: later minors too.
+    // Later minor versions: `sm_80`, `sm_100f` and its PTX.
     Generation,
-    // `compute_80`: every later capability.
+    // Every later capability: `compute_80`.
     Later,
 }
 

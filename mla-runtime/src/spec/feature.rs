@@ -4,12 +4,12 @@ use std::fmt;
 
 use crate::text::{self, Text};
 
-/// Something that not every backend can do, and that none does unless its spec says so.
+/// An ability that some backends have. A backend has it only if its spec says so.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Feature {
     /// A linear bias per head on the logits.
     AlibiSlopes,
-    /// Attention to a number of last tokens only.
+    /// Attention to only a number of last tokens.
     SlidingWindow,
     /// Attention to a sparse set of blocks.
     BlockSparsity,
@@ -21,29 +21,29 @@ pub enum Feature {
     CrossAttention,
     /// Learned logits that take part in the softmax without a value.
     Sinks,
-    /// Repeatable: a launch that is repeated, on the same GPU with the same shapes and inputs,
-    /// gives the same bits. A request's bits may well depend on the others in the batch.
+    /// Repeatable results: a second launch on the same GPU with the same shapes and inputs gives
+    /// the same bits. The bits of a request may depend on the other requests in the batch.
     Deterministic,
-    /// A request's bits follow from the request alone, on one GPU model, for one problem and one
-    /// set of limits. They are the same among any other requests, at any place, in any pages and
-    /// any width of the block table, padded, and replayed from a graph of a larger batch. It says
-    /// nothing of the same tokens in other steps: a prompt in other parts, or a token that came as
-    /// a draft.
+    /// The bits of a request depend on nothing but the request, for one GPU model, one problem and
+    /// one set of limits. They do not depend on other requests, on the request's place in the
+    /// batch, on its pages, on the width of the block table, or on padding. A replay from a graph
+    /// of a larger batch gives the same bits, too. The feature promises nothing about the same
+    /// tokens in other steps: if a prompt is divided differently, or if a token came as a draft.
     BatchInvariant,
-    /// A NaN in an input is in the output of every row that sees it, and of no other. Without this
-    /// it may be lost, and may reach rows that are computed beside it: earlier ones of the request,
-    /// and in prefill a neighbour's.
+    /// A NaN in an input reaches the output of every row that sees it, and of no other row. Without
+    /// this feature the NaN may be lost. It may also reach rows that are computed together with it:
+    /// earlier rows of the request, and in prefill rows of a neighbouring request.
     NanPropagation,
-    /// Outputs with gaps between tokens, and heads in any order.
+    /// Outputs with gaps between tokens, and with heads in any order.
     StridedOutputs,
-    /// In a sparse call, requests that attend to all of their tokens, by their block tables.
+    /// Requests in a sparse call that attend to all of their tokens by their block tables.
     DenseRequests,
-    /// In a sparse call, a second cache with lists of its own.
+    /// A second cache in a sparse call, with lists of its own.
     SecondCache,
-    /// A cache of two tensors: of latents and of rotary keys, each with strides of its own.
+    /// A cache of two tensors: one of latents and one of rotary keys, each with strides of its own.
     SplitCache,
-    /// Query tokens that see all of their request, those behind them too: drafts that see each
-    /// other.
+    /// Query tokens that see all tokens of their request, even later ones. Draft tokens can thus
+    /// see each other.
     NonCausal,
     /// A factor on the softmax scale for each query token.
     QueryScales,

@@ -1,9 +1,9 @@
 //! Facts of the kernels behind a backend: the targets that this build compiled them for, and the
 //! GPUs on which their tests passed.
 //!
-//! A [`BackendSpec`](crate::spec::BackendSpec) declares what a backend takes. These facts stand
-//! beside it, and a selection goes by them as well: what this build left out is not selected, and
-//! kernels that have run nowhere are selected only by name.
+//! A [`BackendSpec`](crate::spec::BackendSpec) declares what a backend supports. A selection also
+//! uses these facts: it skips kernels that this build left out, and it selects kernels that have
+//! run nowhere only by name.
 
 use crate::spec::{Capability, CapabilityMatch, Cause, Target};
 
@@ -17,25 +17,26 @@ pub struct Run {
     pub gpu: &'static str,
     /// Its compute capability.
     pub capability: Capability,
-    /// The day, as `2026-11-22`.
+    /// The date, such as `2026-11-22`.
     pub date: &'static str,
-    /// The commit, at least seven hexadecimal digits of it.
+    /// The commit, with at least seven hexadecimal digits.
     pub commit: &'static str,
 }
 
 /// The facts of a backend's kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct KernelFacts {
-    /// The families of the kernels; on a GPU, the first family that runs there is taken. An empty
-    /// list if neither the attribute nor a build script names any. `None` if nothing is known.
+    /// The families of the kernels. On a GPU, the first family that runs there is used. The list is
+    /// empty if neither the attribute nor a build script names a family. `None` if nothing is
+    /// known.
     pub families: Option<&'static [CompiledFamily]>,
-    /// The GPUs on which its tests passed. `None` if there is no such table; an empty one says that
-    /// they passed on none.
+    /// The GPUs on which the backend's tests passed. `None` if there is no such table. An empty
+    /// table says that they passed on none.
     pub run_on: Option<&'static [Run]>,
 }
 
 impl KernelFacts {
-    /// Nothing is known: whatever the spec declares is taken for granted.
+    /// Nothing is known, so a selection believes the spec.
     pub const UNKNOWN: Self = Self {
         families: None,
         run_on: None,
@@ -61,9 +62,8 @@ impl KernelFacts {
         }
     }
 
-    /// Returns true if the code that this capability would run has passed its tests on some GPU, or
-    /// if there is no table of that. The code is that of a family: a run on one GPU counts for
-    /// every other that takes the same family.
+    /// Returns true if the code for this capability has passed its tests on some GPU, or if there
+    /// is no table of runs. A run on one GPU counts for every GPU that uses the same family.
     ///
     /// # Panics
     ///
@@ -94,8 +94,8 @@ impl KernelFacts {
         false
     }
 
-    /// Checks that the kernels can run on `target` and, unless their backend was `asked` for by
-    /// name, that they have run on such a GPU.
+    /// Checks that the kernels can run on `target`. Unless the backend was `asked` for by name, it
+    /// also checks that the kernels have run on such a GPU.
     ///
     /// # Panics
     ///
@@ -121,8 +121,9 @@ impl KernelFacts {
         Ok(())
     }
 
-    /// Returns a fault if `declared` contains a set of capabilities on which none of these
-    /// families' targets run. `None` as long as a family is left out, because it might run there.
+    /// Returns a fault if `declared` contains a set of capabilities on which no target of these
+    /// families runs. Returns `None` as long as some family is left out, because that family might
+    /// run there.
     ///
     /// # Panics
     ///
@@ -153,8 +154,8 @@ impl KernelFacts {
     }
 }
 
-/// The sets of capabilities that the targets of `families` run on, each set once: what `sm =
-/// "compiled"` declares. `N` is [`count`] of the same families.
+/// The sets of capabilities that the targets of `families` run on, without repetition. They are
+/// what `sm = "compiled"` declares. `N` must be the [`count`] of the same families.
 ///
 /// # Panics
 ///
@@ -178,8 +179,8 @@ pub const fn capabilities<const N: usize>(families: &[CompiledFamily]) -> [Capab
     sets
 }
 
-/// Counts the sets that [`capabilities`] gives: at least one, which is anything if nothing is
-/// compiled, since then another reason speaks against the backend.
+/// Counts the sets that [`capabilities`] gives. The count is at least one: if nothing is compiled,
+/// the one set is [`Any`](CapabilityMatch::Any). Another reason then speaks against the backend.
 ///
 /// # Panics
 ///
@@ -201,8 +202,8 @@ pub const fn count(families: &[CompiledFamily]) -> usize {
     if count == 0 { 1 } else { count }
 }
 
-// Returns true if no other target's set includes this one's, and if this is the first of equal
-// sets.
+// Returns true if no other target's set includes the set of this target. If several sets are equal,
+// only the first of them counts.
 const fn is_first_of_its_set(families: &[CompiledFamily], family: usize, target: usize) -> bool {
     let code = Code::read(families[family].targets[target]);
     let (mut f, mut before) = (0, true);
@@ -251,7 +252,7 @@ const fn overlaps(declared: CapabilityMatch, families: &[CompiledFamily]) -> boo
     false
 }
 
-/// The sentence on a declaration that no build keeps.
+/// The sentence on a declaration that no build can fulfil.
 #[doc(hidden)]
 pub struct Fault {
     bytes: [u8; 512],
@@ -259,7 +260,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Refuses an attribute that names no family though the package has two.
+    /// The fault of an attribute that names no family although two families share a GPU.
     pub(super) const fn overlap(one: &str, other: &str) -> Self {
         let mut bytes = [0; 512];
         let mut text = Text::new(&mut bytes);
@@ -371,12 +372,12 @@ mod tests {
             (&[Exact(sm(9, 0)), Family(10)], &[SM90, SM100]),
             (&[Floor(sm(8, 0))], &[SM80]),
             (&[FamilyFrom(sm(8, 6))], &[SM80]),
-            // A GPU of the set that no target runs on is no fault: it is a reason where it is asked
-            // for.
+            // It is no fault if the set contains a GPU that no target runs on. A selection for that
+            // GPU gets a reason instead.
             (&[Floor(sm(7, 5))], &[SM90]),
             (&[Floor(sm(9, 0))], &[SM90]),
             (&[Family(9)], &[SM90]),
-            // With its feature it may.
+            // The family that is left out might run there.
             (&[Exact(sm(9, 0)), Family(10)], &[SM90, NO_SM100]),
         ] {
             assert_eq!(fault(declared, families), None, "{declared:?}");

@@ -1,4 +1,5 @@
-//! Support of backends, problems of engines, and the reasons why a backend cannot serve one.
+//! The support that backends declare, the problems of engines, and the reasons why a backend does
+//! not fit.
 
 mod availability;
 mod backend;
@@ -22,7 +23,7 @@ pub use kernels::Run;
 pub use problem::Problem;
 pub(crate) use reason::{Accepted, Field, Given};
 pub use reason::{Reason, Reasons};
-// The attribute writes them: a backend's spec, and the facts of its kernels.
+// The attribute's expansion names these types.
 #[doc(hidden)]
 pub use family::CompiledFamily;
 #[doc(hidden)]

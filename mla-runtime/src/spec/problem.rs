@@ -1,4 +1,4 @@
-//! The problem that an engine has for a backend.
+//! The problem that an engine wants a backend for.
 
 use super::support::{CacheDims, GraphSupport, QueryLen};
 use crate::model::{DType, HeadDims, KvFormat, MAX_DIM, MlaDims};
@@ -6,11 +6,11 @@ use crate::setters::setters;
 use crate::spec::{Accepted, Feature, FeatureSet, Field, Given, Reason};
 use crate::{Error, Result};
 
-/// Kernels count tokens in 32 signed bits.
+/// Kernels count tokens in signed 32-bit integers.
 const MAX_PAGE_SIZE: u32 = i32::MAX as u32;
 
-/// One model on one cache: everything a [`BackendSpec`](crate::spec::BackendSpec) is validated
-/// against, beside the hardware.
+/// One model on one cache. A [`BackendSpec`](crate::spec::BackendSpec) is validated against a
+/// problem and the hardware.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Problem {
@@ -26,27 +26,27 @@ pub struct Problem {
     pub page_size: u32,
     /// The kind of query lengths in the batches sent to the decode backend.
     pub query_len: QueryLen,
-    /// The batches that have to be captured into CUDA graphs.
+    /// The batches that must be capturable into CUDA graphs.
     pub graphs: GraphSupport,
-    /// True if the cache is split over ranks, so that results merge by their log-sum-exp: a
-    /// selection then takes backends that give one. [`MlaLayer`](crate::layer::MlaLayer) refuses
-    /// it: each rank's layer is made for the same problem with `false`.
+    /// True if the cache is split over ranks. Results are then merged by their log-sum-exp, and a
+    /// selection takes only backends that return one. [`MlaLayer`](crate::layer::MlaLayer) refuses
+    /// `true`: each rank makes its layer for the same problem with `false`.
     pub context_parallel: bool,
-    /// True if the output is to be written quantised: for backends that are called without the
-    /// layer, which refuses it.
+    /// True if the output must be quantised. Only backends that are called without the layer can do
+    /// that: the layer refuses it.
     pub quant_output: bool,
     /// True if each query attends to a list of slots instead of its whole context.
     pub sparse: bool,
-    /// The features that both backends must have, beyond plain causal attention: the decode backend
-    /// alone, if it is a cache of two tensors or sinks. No prefill backend has dense requests or a
-    /// second cache: a problem that names one of these gets no selection. A call with them is
-    /// checked against the decode backend's spec alone.
+    /// The features that both backends must have, beyond plain causal attention. The prefill
+    /// backend needs neither a split cache nor sinks. No prefill backend supports dense requests or
+    /// a second cache, so a selection for a problem with one of these finds none. A call that uses
+    /// these two is checked against the decode backend's spec alone.
     pub features: FeatureSet,
 }
 
 impl Problem {
-    /// A plain problem: an unquantised cache of pages of 64, single-token decode, no graphs, and
-    /// nothing beyond causal attention.
+    /// A plain problem: an unquantised cache with pages of 64 tokens, single-token decode, no
+    /// graphs, and only causal attention.
     pub const fn new(dims: MlaDims, heads: u32, dtype: DType) -> Self {
         Self {
             dims,
@@ -81,9 +81,9 @@ impl Problem {
         self.features.contains(Feature::SplitCache)
     }
 
-    /// Refuses to use what was made for this problem for another one, because its memory has
-    /// another size; `field` is what was made. A backend whose own safety depends on these sizes
-    /// keeps the problem in its state.
+    /// Checks that something made for this problem is used for the same problem, because another
+    /// problem needs memory of other sizes. `field` names the thing. A backend whose memory safety
+    /// depends on these sizes keeps the problem in its state.
     ///
     /// ```
     /// use mla_runtime::model::{DType, MlaDims};
@@ -100,7 +100,7 @@ impl Problem {
     ///
     /// # Errors
     ///
-    /// The first field that differs.
+    /// If a field differs. The error names the first one.
     pub fn check_same(&self, field: &'static str, theirs: &Self) -> Result<()> {
         match self == theirs {
             true => Ok(()),
@@ -115,9 +115,9 @@ impl Problem {
         Error::argument(field, given, accepted + ", as the layer has it")
     }
 
-    /// The first field in which another problem differs: its name, and both values.
+    /// The first field in which another problem differs: its name and both values.
     pub(crate) fn difference(&self, other: &Self) -> Option<(&'static str, [String; 2])> {
-        // Every field, or this does not compile.
+        // This pattern names every field, so a new field cannot be forgotten.
         let Self {
             dims,
             heads,
@@ -154,7 +154,7 @@ impl Problem {
         .find(|(_, [own, theirs])| own != theirs)
     }
 
-    /// Returns the fault that no backend could make up for, if there is one.
+    /// Returns a fault that rules out every backend, if there is one.
     pub const fn fault(&self) -> Option<Reason> {
         if self.heads == 0 || self.heads > MAX_DIM {
             return Some(Reason {
@@ -204,7 +204,8 @@ impl Problem {
                 accepted: Accepted::Text("one row, where R is 0"),
             });
         }
-        // A rank's layer counts the tokens of its own part of the cache: it knows no positions.
+        // A rank's layer counts only the tokens in its own part of the cache, so it does not know
+        // their positions.
         if self.context_parallel && self.features.contains(Feature::QueryScales) {
             return Some(Reason {
                 field: Field::Features,

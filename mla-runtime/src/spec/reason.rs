@@ -1,7 +1,8 @@
-//! The reasons why a backend does not fit: a field, what was given, and what would be accepted.
+//! The reasons why a backend does not fit. Each consists of a field, the given value, and the
+//! accepted values.
 //!
-//! Reasons are plain data that constants can hold, so that the compiler can evaluate a selection;
-//! the sentences are their `Display`, which the compiler can write as well.
+//! Reasons are plain data that constants can hold, so a selection works at compile time. Their
+//! sentences come from `Display` at run time, and from the same functions at compile time.
 
 use std::fmt;
 
@@ -30,7 +31,7 @@ pub(crate) enum Field {
     KvFormat,
     /// The page size of the cache.
     PageSize,
-    /// The difference of query lengths within a batch.
+    /// The variation of query lengths within a batch.
     QueryLen,
     /// CUDA graph capture.
     Graphs,
@@ -42,7 +43,7 @@ pub(crate) enum Field {
     Sparse,
     /// A feature beyond plain causal attention.
     Features,
-    /// The availability of the backend: it cannot run at all.
+    /// The availability of the backend, if it cannot run at all.
     Availability,
 }
 
@@ -85,7 +86,7 @@ pub(crate) enum Given {
     Count(u32),
     /// A cache format.
     KvFormat(KvFormat),
-    /// A cache format, and the latent that its rows would have to hold.
+    /// A cache format, and the width of the latent that its rows would have to hold.
     RowFormat(KvFormat, u32),
     /// A kind of query lengths.
     QueryLen(QueryLen),
@@ -93,7 +94,7 @@ pub(crate) enum Given {
     Graphs(GraphSupport),
     /// A feature.
     Feature(Feature),
-    /// Something that is wanted or not.
+    /// A description of something that is wanted or not.
     Text(&'static str),
     /// The reason why the backend cannot run.
     Cause(Cause),
@@ -126,7 +127,7 @@ impl Given {
 
 text::display!(Given, Accepted, Reason, Reasons);
 
-/// The values that the backend would have taken.
+/// The values that the backend would have accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Accepted {
     /// A kind of device.
@@ -143,24 +144,24 @@ pub(crate) enum Accepted {
     Heads(HeadCounts),
     /// Cache formats.
     KvFormats(&'static [KvFormat]),
-    /// The one cache format that goes with the dtype.
+    /// The cache format of the dtype.
     KvFormat(KvFormat),
     /// Page sizes.
     PageSizes(PageSizes),
-    /// The max difference of query lengths.
+    /// The maximum variation of query lengths.
     QueryLen(QueryLen),
-    /// The max support of graphs.
+    /// The maximum support of graphs.
     Graphs(GraphSupport),
     /// Features.
     Features(FeatureSet),
-    /// Something that is wanted or not.
+    /// A description of something that is supported or not.
     Text(&'static str),
     /// The step that would make the backend run.
     Remedy(Cause),
 }
 
-// The items of a slice with commas, each written by an expression. A macro, because what a constant
-// calls cannot be a parameter yet.
+// Writes the items of a slice with commas between them; an expression writes one item. This is a
+// macro because constants cannot yet call a function that is a parameter.
 macro_rules! write_list {
     ($list:ident, $text:ident, |$item:ident| $write:expr) => {{
         let mut i = 0;
@@ -184,7 +185,7 @@ impl Accepted {
             Self::DTypes(list) => write_list!(list, text, |x| text.push(x.name())),
             Self::Dims(list) => write_list!(list, text, |x| x.write(text)),
             Self::CacheDims(list) => write_list!(list, text, |x| x.write(text)),
-            // A refusal of what takes any number is of 0 alone.
+            // A backend that takes any number refuses only 0.
             Self::Heads(HeadCounts::Any) | Self::PageSizes(PageSizes::Any) => text.push("1 and up"),
             Self::Heads(x) => x.write(text),
             Self::KvFormats(list) => write_list!(list, text, |x| text.push(x.name())),
@@ -202,7 +203,7 @@ impl Accepted {
     }
 }
 
-/// One thing that speaks against a backend: a field, what was given, and what is accepted.
+/// One reason against a backend: a field, the given value, and the accepted values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reason {
     pub(crate) field: Field,
@@ -211,7 +212,7 @@ pub struct Reason {
 }
 
 impl Reason {
-    /// The subject, as JSON names it: a field of the problem, `platform`, `capability`, or
+    /// The subject under its name in JSON: a field of the problem, `platform`, `capability`, or
     /// `availability` if the backend cannot run at all.
     pub const fn field(&self) -> &'static str {
         self.field.name()
@@ -222,7 +223,7 @@ impl Reason {
         self.given
     }
 
-    /// The values that the backend would have taken.
+    /// The values that the backend would have accepted.
     pub fn accepted(&self) -> impl fmt::Display {
         self.accepted
     }
@@ -249,14 +250,14 @@ impl Reason {
     }
 }
 
-/// Becomes an argument that does not fit.
+/// Converts the reason into an [`Error::Argument`].
 impl From<Reason> for Error {
     fn from(reason: Reason) -> Self {
         Self::argument(reason.field.name(), reason.given, reason.accepted)
     }
 }
 
-/// Everything that speaks against a backend; empty if nothing does.
+/// All reasons against a backend; empty if the backend fits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Reasons {
     // Constants cannot grow a vector.
@@ -265,7 +266,8 @@ pub struct Reasons {
 }
 
 impl Reasons {
-    /// Validation finds at most one reason for each field, and of features one for each.
+    /// Validation finds at most one reason for each field, except that each feature can have a
+    /// reason.
     const CAPACITY: usize = Field::Availability as usize + Feature::ALL.len();
 
     /// No reason: the backend fits.
@@ -278,7 +280,7 @@ impl Reasons {
     ///
     /// # Panics
     ///
-    /// If it has one for every field and for every feature already.
+    /// If the list already has a reason for every field and for every feature.
     #[must_use]
     pub const fn with(mut self, reason: Reason) -> Self {
         assert!(
@@ -290,7 +292,7 @@ impl Reasons {
         self
     }
 
-    /// The list with one more reason, unless what is asked for `holds`.
+    /// The list with one more reason, unless `holds` is true.
     pub(crate) const fn unless(
         self,
         holds: bool,
@@ -308,7 +310,7 @@ impl Reasons {
         })
     }
 
-    /// Returns true if nothing speaks against the backend.
+    /// Returns true if there is no reason against the backend.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -318,7 +320,7 @@ impl Reasons {
         self.len
     }
 
-    /// The reason at `index`, usable in constants.
+    /// The reason at `index`. Usable in constants.
     pub const fn get(&self, index: usize) -> Option<Reason> {
         if index < self.len {
             self.items[index]

@@ -1,4 +1,4 @@
-//! The words in which a spec says what a backend supports.
+//! The terms in which a spec declares what a backend supports.
 
 use std::fmt;
 
@@ -44,7 +44,7 @@ impl CacheDims {
     /// The rows of DeepSeek's models: 512 + 64.
     pub const R1: Self = Self::new(512, 64);
 
-    /// (L, R) in that order.
+    /// Dims with the widths (L, R), in this order.
     pub const fn new(latent: u32, rope: u32) -> Self {
         Self { latent, rope }
     }
@@ -65,16 +65,16 @@ text::display!(CacheDims, HeadCounts, PageSizes);
 /// The numbers of query heads that a backend takes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum HeadCounts {
-    /// Any number from 1 on.
+    /// Any number from 1 up.
     Any,
     /// All numbers from the first to the second, both included.
     Range(u32, u32),
-    /// These alone.
+    /// Only the numbers of the list.
     List(&'static [u32]),
 }
 
 impl HeadCounts {
-    /// Returns true if `heads` is among them.
+    /// Returns true if `heads` is one of the numbers.
     pub const fn accepts(self, heads: u32) -> bool {
         match self {
             Self::Any => heads > 0,
@@ -101,16 +101,16 @@ impl HeadCounts {
 /// The page sizes that a backend takes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PageSizes {
-    /// Any size from 1 on.
+    /// Any size from 1 up.
     Any,
-    /// Every multiple of this one.
+    /// Every multiple of this number.
     MultipleOf(u32),
-    /// These alone.
+    /// Only the sizes of the list.
     List(&'static [u32]),
 }
 
 impl PageSizes {
-    /// Returns true if pages of `size` tokens are among them.
+    /// Returns true if a page of `size` tokens is supported.
     pub const fn accepts(self, size: u32) -> bool {
         match self {
             Self::Any => size > 0,
@@ -153,8 +153,8 @@ pub(super) const fn contains(numbers: &[u32], number: u32) -> bool {
     false
 }
 
-/// The differences of query lengths that are allowed within a decode batch. Each level includes the
-/// ones before it.
+/// The variation of query lengths that is allowed within a decode batch. Each level includes the
+/// levels before it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum QueryLen {
     /// One token per request.
@@ -186,10 +186,10 @@ impl fmt::Display for QueryLen {
 }
 
 /// The batches that can be captured into a CUDA graph and replayed with other lengths. Each level
-/// includes the ones before it.
+/// includes the levels before it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum GraphSupport {
-    /// Nothing.
+    /// No batch.
     Never,
     /// Batches of one token per request.
     SingleToken,
@@ -225,11 +225,11 @@ impl fmt::Display for GraphSupport {
     }
 }
 
-/// The base of the log-sum-exp as a backend's kernel produces it. The layer always gets the
-/// natural logarithm: a backend converts the other bases itself.
+/// The base of the log-sum-exp that a backend's kernel writes. A backend converts it itself, so the
+/// layer always gets the natural logarithm.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum LseOutput {
-    /// It produces none.
+    /// The kernel writes no log-sum-exp.
     None,
     /// Natural logarithm.
     Ln,
@@ -254,9 +254,9 @@ impl LseOutput {
 /// The precision of a backend's log-sum-exp.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum LsePrecision {
-    /// It sums weights in f32.
+    /// The kernel sums its weights in f32.
     F32,
-    /// It sums weights that it rounded to the dtype of queries and outputs.
+    /// The kernel sums weights that it rounded to the dtype of queries and outputs.
     DType,
 }
 
@@ -272,9 +272,10 @@ impl LsePrecision {
         }
     }
 
-    /// Returns the maximum error that the rounding of weights adds to the log-sum-exp, beside that
-    /// of f32 itself. If each weight is wrong by a factor of 1 ± u, so is their sum, and its
-    /// logarithm is off by u. This u is half the distance from 1 to the next number of `dtype`.
+    /// Returns the maximum error that the rounding of weights adds to the log-sum-exp, besides the
+    /// error of f32 itself. If each weight is wrong by a factor of 1 ± u, their sum is wrong by the
+    /// same factor, and its logarithm is off by u. Here u is half the distance from 1 to the next
+    /// number of `dtype`.
     pub const fn error(self, dtype: DType) -> f64 {
         match (self, dtype) {
             (Self::F32, _) | (Self::DType, DType::F32) => 0.0,
@@ -284,14 +285,14 @@ impl LsePrecision {
     }
 }
 
-/// The support of lists of slots in a decode backend.
+/// The support of lists of slots by a decode backend.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SparseSupport {
-    /// Attends only to the whole context.
+    /// The backend attends only to the whole context.
     Never,
-    /// Attends to either.
+    /// The backend attends to the whole context or to lists of slots.
     Optional,
-    /// Attends only to lists of slots.
+    /// The backend attends only to lists of slots.
     Required,
 }
 
@@ -312,7 +313,7 @@ impl SparseSupport {
 /// The format in which a decode backend takes its queries.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum QueryFormat {
-    /// The latent and the rotary part apart: `[T, H, L]` and `[T, H, R]`.
+    /// The latent and the rotary part in separate tensors: `[T, H, L]` and `[T, H, R]`.
     Split,
     /// One tensor `[T, H, L+R]`.
     Concatenated,
@@ -334,10 +335,10 @@ impl QueryFormat {
 /// The layout in which a prefill backend takes its keys.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum KeyLayout {
-    /// One tensor `[T, H, P+R]`, in which the layer repeats the rotary part for every head.
+    /// One tensor `[T, H, P+R]`. The layer repeats the rotary part for every head.
     Packed,
-    /// The head's part `[T, H, P]` and the shared rotary part `[T, 1, R]` apart, so that nothing
-    /// packs them.
+    /// Two tensors: each head's part `[T, H, P]`, and the rotary part `[T, 1, R]` that all heads
+    /// share. Nothing needs to be packed.
     Split,
 }
 
@@ -354,17 +355,17 @@ impl KeyLayout {
     }
 }
 
-/// The order in which backends are tried: higher first, per set of capabilities.
+/// The order in which backends are tried: higher numbers first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Priority {
-    /// The first of these that has the capability decides.
+    /// The first entry whose set contains the capability decides.
     pub by_capability: &'static [(CapabilityMatch, i32)],
-    /// If none has it.
+    /// The priority if no entry matches.
     pub otherwise: i32,
 }
 
 impl Priority {
-    /// One number everywhere.
+    /// The same priority on all hardware.
     pub const fn everywhere(priority: i32) -> Self {
         Self {
             by_capability: &[],
@@ -372,7 +373,7 @@ impl Priority {
         }
     }
 
-    /// The priority on this hardware.
+    /// The priority on the target's hardware.
     pub const fn on(&self, target: Target) -> i32 {
         if let Some(capability) = target.capability {
             let mut i = 0;

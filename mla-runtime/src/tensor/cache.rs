@@ -1,4 +1,4 @@
-//! The paged cache in a device's memory, and what maps requests to it.
+//! The paged cache in a device's memory, and the block table that assigns its pages to requests.
 
 use std::fmt;
 
@@ -7,13 +7,14 @@ use crate::setters::setters;
 use crate::tensor::{ArrayRef, Memory};
 use crate::{Error, Result};
 
-/// Distances between rows, in bytes: slot `page · page_size + offset` begins at
-/// `page · page_stride + offset · row_stride`.
+/// The distances between rows, in bytes. Slot `page · page_size + offset` begins at `page ·
+/// page_stride + offset · row_stride`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheStrides {
     /// Bytes from one page to the next.
     pub page_stride: usize,
-    /// Bytes from one row to the next within a page, fewer than 2²⁷: kernels count them in 32 bits.
+    /// Bytes from one row to the next within a page. Fewer than 2²⁷, because kernels count them in
+    /// 32 bits.
     pub row_stride: usize,
 }
 
@@ -23,19 +24,19 @@ impl CacheStrides {
     // Rows of `row` bytes without gaps.
     const fn contiguous(row: usize, page_size: usize) -> Self {
         Self {
-            // No memory is as long as what saturates, so no view is made of it.
+            // A saturated length exceeds any memory, so no view is made with it.
             page_stride: page_size.saturating_mul(row),
             row_stride: row,
         }
     }
 
-    /// The first byte of a slot, in pages of `page_size`.
+    /// Returns the first byte of a slot, in pages of `page_size` tokens.
     pub const fn offset(&self, slot: usize, page_size: usize) -> usize {
         slot / page_size * self.page_stride + slot % page_size * self.row_stride
     }
 
-    // Between single pages and rows there is no distance, and a stride may be anything. It gets one
-    // that every kernel takes.
+    // With a single page or a single row there is no distance, and the given stride may be
+    // anything. It is replaced by one that every kernel accepts.
     fn settled(mut self, layout: &CacheLayout, row: usize) -> Self {
         const WIDEST_ACCESS: usize = 16;
         let apart = row.next_multiple_of(WIDEST_ACCESS);
@@ -51,7 +52,7 @@ impl CacheStrides {
         self
     }
 
-    // The end of the last row, if rows of `row` bytes do not overlap.
+    // Returns the end of the last row, unless rows of `row` bytes overlap.
     fn end(&self, layout: &CacheLayout, row: usize) -> Option<usize> {
         let (pages, page_size) = (layout.pages, layout.page_size);
         let page = (page_size - 1)
@@ -66,34 +67,36 @@ impl CacheStrides {
     }
 }
 
-/// The place of a token's row in the cache: slot `page · page_size + offset` begins at
-/// `page · page_stride + offset · row_stride` bytes. A row is a latent and the rotary key behind
-/// it, or, in a split cache, a latent alone: rotary keys then lie in a tensor of their own.
+/// The location of each token's row in the cache: slot `page · page_size + offset` begins at `page
+/// · page_stride + offset · row_stride` bytes. A row is a latent with the rotary key after it. In a
+/// split cache a row is only a latent, and rotary keys are in a separate tensor.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct CacheLayout {
-    /// The model's dimensions, of which L and R matter here.
+    /// The model's dimensions. Only L and R matter here.
     pub dims: MlaDims,
     /// The format of a row.
     pub format: KvFormat,
     /// The number of pages.
     pub pages: usize,
-    /// Tokens in a page.
+    /// The number of tokens in a page.
     pub page_size: usize,
     /// Bytes from one page to the next.
     pub page_stride: usize,
-    /// Bytes from one row to the next within a page, fewer than 2²⁷: kernels count them in 32 bits.
+    /// Bytes from one row to the next within a page. Fewer than 2²⁷, because kernels count them in
+    /// 32 bits.
     pub row_stride: usize,
-    /// The strides of rotary keys in a tensor of their own; `None`: each lies behind its latent.
-    /// [`KvFormat::Fp8DsMla`] and [`KvFormat::Fp8PerToken`] are one row.
+    /// The strides of rotary keys in a separate tensor; `None` if each comes after its latent.
+    /// [`KvFormat::Fp8DsMla`] and [`KvFormat::Fp8PerToken`] cannot be split.
     pub split_rope: Option<CacheStrides>,
-    /// The scale of [`KvFormat::Fp8`]: value = stored · scale, 2⁻⁶⁰ to 2⁶⁰. 1 in every other
-    /// format.
+    /// The scale of [`KvFormat::Fp8`]: value = stored · scale. It is between 2⁻⁶⁰ and 2⁶⁰. In every
+    /// other format it is 1.
     pub scale: f32,
 }
 
 impl CacheLayout {
-    /// Pages without gaps, of rows at their format's [`pitch`](KvFormat::pitch), and a scale of 1.
+    /// Pages without gaps, with rows at their format's [`pitch`](KvFormat::pitch), and a scale of
+    /// 1.
     pub const fn contiguous(
         dims: MlaDims,
         format: KvFormat,
@@ -113,7 +116,7 @@ impl CacheLayout {
         }
     }
 
-    /// The same in two tensors: latents `[pages, page_size, L]` and rotary keys
+    /// The same in two tensors without gaps: latents `[pages, page_size, L]` and rotary keys
     /// `[pages, page_size, R]`.
     pub const fn split(dims: MlaDims, format: KvFormat, pages: usize, page_size: usize) -> Self {
         let latent = CacheStrides::contiguous(format.latent_bytes(dims), page_size);
@@ -136,12 +139,12 @@ impl CacheLayout {
         self.pages.saturating_mul(self.page_size)
     }
 
-    /// Returns true if rotary keys lie in a tensor of their own.
+    /// Returns true if rotary keys are in a separate tensor.
     pub const fn is_split(&self) -> bool {
         self.split_rope.is_some()
     }
 
-    /// The strides of rows, of latents alone in a split cache.
+    /// The strides of rows. In a split cache a row is a latent.
     pub const fn strides(&self) -> CacheStrides {
         CacheStrides {
             page_stride: self.page_stride,
@@ -149,8 +152,8 @@ impl CacheLayout {
         }
     }
 
-    /// The strides of rotary keys, which are those of rows but in a split cache. They begin at
-    /// [`CacheRef::rope_bytes`].
+    /// The strides of rotary keys, which begin at [`CacheRef::rope_bytes`]. Unless the cache is
+    /// split, they are those of rows.
     pub const fn rope_strides(&self) -> CacheStrides {
         match self.split_rope {
             Some(strides) => strides,
@@ -158,7 +161,7 @@ impl CacheLayout {
         }
     }
 
-    /// Bytes of a row, of a latent alone in a split cache.
+    /// Bytes of a row. In a split cache a row is a latent.
     pub const fn row_bytes(&self) -> usize {
         match self.split_rope {
             Some(_) => self.format.latent_bytes(self.dims),
@@ -175,7 +178,8 @@ impl CacheLayout {
         self
     }
 
-    /// The products of scales and values stay far from what f32 holds on every device.
+    /// Checks the scale. Within its bounds, products of scales and values stay far from the limits
+    /// of f32 on every device.
     fn check_scale(&self) -> Result<()> {
         const LARGEST: f32 = (1u64 << 60) as f32;
         let given = || format!("{:?}", self.scale);
@@ -190,8 +194,8 @@ impl CacheLayout {
         }
     }
 
-    /// Checks tensors of these numbers of bytes: of rows, or of latents and of rotary keys. Returns
-    /// the bytes of each that are used.
+    /// Checks the layout against the sizes of the tensors: that of rows, or those of latents and of
+    /// rotary keys. Returns how many bytes of each are used.
     fn check(&self, available: usize, rope: Option<usize>) -> Result<[usize; 2]> {
         if !self.format.holds(self.dims) {
             return Err(Error::argument(
@@ -208,7 +212,7 @@ impl CacheLayout {
         if self.page_size == 0 {
             return Err(Error::argument("page_size", 0, "1 and up"));
         }
-        // Memory does not bound the number of rows without bytes.
+        // Memory sets no limit on the number of rows if a row has no bytes.
         if i64::try_from(self.slots()).is_err() {
             return Err(Error::argument(
                 "cache layout",
@@ -216,8 +220,8 @@ impl CacheLayout {
                 "fewer than 2^63 slots",
             ));
         }
-        // Kernels read the whole pitch of a row, of the last one too. A stride between single rows
-        // or pages may be anything, and says nothing of it.
+        // Kernels read the whole pitch of every row, even of the last one. The stride between
+        // single rows or pages may be anything, so it does not limit the pitch.
         let apart = match (self.page_size > 1, self.pages > 1) {
             (true, _) => self.row_stride,
             (false, true) => self.page_stride,
@@ -241,7 +245,8 @@ impl CacheLayout {
         Ok([rows, rope])
     }
 
-    /// Checks that there are as many tensors as the layout has, and that its format can lie so.
+    /// Checks that the number of tensors is that of the layout, and that the format can be split if
+    /// there are two.
     fn check_tensors(&self, two: bool) -> Result<()> {
         let named = |two| if two { "two tensors" } else { "one tensor" };
         if self.is_split() != two {
@@ -264,7 +269,7 @@ impl CacheLayout {
         Ok(())
     }
 
-    /// Returns how many bytes are used.
+    /// Returns the number of bytes that are used.
     fn check_strides(
         &self,
         [field, rows]: [&'static str; 2],
@@ -316,7 +321,7 @@ impl fmt::Display for CacheLayout {
     }
 }
 
-/// A cache that is read.
+/// A view of a cache for reading.
 pub struct CacheRef<'a, D: Memory> {
     bytes: D::Bytes<'a>,
     rope: Option<D::Bytes<'a>>,
@@ -332,23 +337,23 @@ impl<D: Memory> Clone for CacheRef<'_, D> {
 impl<D: Memory> Copy for CacheRef<'_, D> {}
 
 impl<'a, D: Memory> CacheRef<'a, D> {
-    /// A view of rows that begins at the first of `bytes`.
+    /// A view of rows. The first row begins at the first of `bytes`.
     ///
     /// # Errors
     ///
-    /// If a row lies outside `bytes`, rows overlap, the format cannot hold the dimensions, the
-    /// format does not take the scale, or the layout is that of two tensors.
+    /// If a row lies outside `bytes`, if rows overlap, if the format cannot hold the dimensions or
+    /// does not allow the scale, or if the layout has two tensors.
     pub fn new(bytes: D::Bytes<'a>, layout: CacheLayout) -> Result<Self> {
         Self::of(bytes, None, layout)
     }
 
-    /// A view of latents and rotary keys in two tensors, each of which begins at the first of its
-    /// bytes.
+    /// A view of latents and rotary keys in two tensors. The first element of each is at the first
+    /// of its bytes.
     ///
     /// # Errors
     ///
-    /// If [`new`](Self::new) would refuse one of the two tensors; if the layout is that of one
-    /// tensor; if the format's rows cannot be split, as those of [`KvFormat::Fp8DsMla`]; if R is 0.
+    /// If [`new`](Self::new) would refuse one of the two tensors, if the layout has one tensor, if
+    /// the format cannot be split, such as [`KvFormat::Fp8DsMla`], or if R is 0.
     pub fn split(latent: D::Bytes<'a>, rope: D::Bytes<'a>, layout: CacheLayout) -> Result<Self> {
         Self::of(latent, Some(rope), layout)
     }
@@ -363,13 +368,14 @@ impl<'a, D: Memory> CacheRef<'a, D> {
         })
     }
 
-    /// The bytes, which begin at slot 0: at its row, or in a split cache at its latent.
+    /// The bytes of the rows, beginning at slot 0. In a split cache these are the bytes of the
+    /// latents.
     pub fn bytes(&self) -> D::Bytes<'a> {
         self.bytes
     }
 
-    /// The bytes from the rotary key of slot 0 on, in a tensor of their own or behind the first
-    /// latent. The rotary keys of other slots lie [`CacheLayout::rope_strides`] apart.
+    /// The bytes from the rotary key of slot 0 on. They are in a separate tensor, or after the
+    /// first latent. The distances between rotary keys are [`CacheLayout::rope_strides`].
     pub fn rope_bytes(&self) -> D::Bytes<'a> {
         self.rope.unwrap_or_else(|| {
             let len = D::byte_len(self.bytes);
@@ -378,7 +384,7 @@ impl<'a, D: Memory> CacheRef<'a, D> {
         })
     }
 
-    /// Format, pages and strides.
+    /// The format, the pages and the strides.
     pub fn layout(&self) -> &CacheLayout {
         &self.layout
     }
@@ -396,7 +402,7 @@ impl<'a, D: Memory> CacheRef<'a, D> {
     }
 }
 
-/// A cache that is written.
+/// A view of a cache for writing.
 pub struct CacheMut<'a, D: Memory> {
     bytes: D::BytesMut<'a>,
     rope: Option<D::BytesMut<'a>>,
@@ -404,7 +410,7 @@ pub struct CacheMut<'a, D: Memory> {
 }
 
 impl<'a, D: Memory> CacheMut<'a, D> {
-    /// A view of rows that begins at the first of `bytes`.
+    /// A view of rows. The first row begins at the first of `bytes`.
     ///
     /// # Errors
     ///
@@ -413,13 +419,13 @@ impl<'a, D: Memory> CacheMut<'a, D> {
         Self::of(bytes, None, layout)
     }
 
-    /// A view of latents and rotary keys in two tensors, each of which begins at the first of its
-    /// bytes.
+    /// A view of latents and rotary keys in two tensors. The first element of each is at the first
+    /// of its bytes.
     ///
     /// # Errors
     ///
-    /// Same as [`CacheRef::split`]; if the bytes of one tensor's rows, from the first to the last,
-    /// are among those of the other's.
+    /// The errors of [`CacheRef::split`]. Also if the bytes of the two tensors overlap, counted
+    /// from the first to the last row of each.
     pub fn split(
         latent: D::BytesMut<'a>,
         rope: D::BytesMut<'a>,
@@ -454,13 +460,12 @@ impl<'a, D: Memory> CacheMut<'a, D> {
         })
     }
 
-    /// The bytes, which begin at slot 0: of its row, or in a split cache of its latent and of its
-    /// rotary key.
+    /// The bytes of the rows and, in a split cache, those of the rotary keys. Both begin at slot 0.
     pub fn into_parts(self) -> (D::BytesMut<'a>, Option<D::BytesMut<'a>>) {
         (self.bytes, self.rope)
     }
 
-    /// Format, pages and strides.
+    /// The format, the pages and the strides.
     pub fn layout(&self) -> &CacheLayout {
         &self.layout
     }
@@ -474,7 +479,7 @@ impl<'a, D: Memory> CacheMut<'a, D> {
         }
     }
 
-    /// The same view, read.
+    /// The same view for reading.
     pub fn as_ref(&self) -> CacheRef<'_, D> {
         CacheRef {
             bytes: D::freeze(&self.bytes),
@@ -484,8 +489,8 @@ impl<'a, D: Memory> CacheMut<'a, D> {
     }
 }
 
-/// The pages of each request: entry `[request, n]` is the page that holds tokens
-/// `n · page_size ..` of the request. Entries past a request's length may hold anything.
+/// The pages of each request: entry `[request, n]` is the page that holds the tokens `n · page_size
+/// ..` of the request. Entries beyond a request's length may hold anything.
 pub struct BlockTable<'a, D: Memory> {
     entries: ArrayRef<'a, D, i32>,
     requests: usize,
@@ -501,11 +506,12 @@ impl<D: Memory> Clone for BlockTable<'_, D> {
 impl<D: Memory> Copy for BlockTable<'_, D> {}
 
 impl<'a, D: Memory> BlockTable<'a, D> {
-    /// `entries` as `[requests, max_pages]`, row-major without gaps.
+    /// A block table from `entries`, `[requests, max_pages]`, row-major without gaps.
     ///
     /// # Errors
     ///
-    /// If there are fewer or more entries: rows of another width would be read as others.
+    /// If the number of entries is another one. With rows of another width, entries would be read
+    /// as those of other requests.
     pub fn new(entries: ArrayRef<'a, D, i32>, requests: usize, max_pages: usize) -> Result<Self> {
         match requests.checked_mul(max_pages) {
             Some(needed) if needed == entries.len() => Ok(Self {
@@ -531,7 +537,7 @@ impl<'a, D: Memory> BlockTable<'a, D> {
         self.requests
     }
 
-    /// The entries of one request.
+    /// The number of entries per request.
     pub fn max_pages(&self) -> usize {
         self.max_pages
     }
@@ -567,7 +573,7 @@ mod tests {
     use super::*;
     use crate::model::HeadDims;
 
-    /// Memory that consists of addresses only: bytes are a first address and a length.
+    /// Memory that consists only of addresses. Bytes are a first address and a length.
     #[derive(Clone)]
     struct Addresses;
 
@@ -640,7 +646,8 @@ mod tests {
 
     #[test]
     fn tensors_that_share_bytes_are_refused() {
-        // Latents take 128 bytes, rotary keys 64. Bytes behind the last row are free.
+        // Latents take 128 bytes and rotary keys 64. Other tensors may use the bytes after the last
+        // row.
         let layout = CacheLayout::split(DIMS, KvFormat::F32, 2, 2);
         let said = |latents, rope| {
             let view = CacheMut::<Addresses>::split(latents, rope, layout).map(drop);
@@ -659,7 +666,7 @@ mod tests {
 
     #[test]
     fn the_last_row_has_all_bytes_of_its_pitch() {
-        // A row of 12 bytes, at a pitch of 16 or as the caller's strides have it.
+        // A row of 12 bytes, with a pitch of 16 bytes or with the caller's strides.
         let format = KvFormat::Fp8PerToken;
         let wide = CacheLayout::contiguous(MlaDims::new(4, HeadDims::new(8, 2, 8)), format, 1, 2);
         let narrow = CacheLayout {
@@ -667,7 +674,7 @@ mod tests {
             row_stride: 12,
             ..wide
         };
-        // Pages of one row, whose stride within a page says nothing.
+        // Pages of one row. The stride within a page does not matter.
         let pages = CacheLayout {
             pages: 2,
             page_size: 1,
@@ -703,7 +710,7 @@ mod tests {
             let cache = CacheRef::<Addresses>::split((1000, 500), (7000, 64), split).unwrap();
             assert_eq!(cache.rope_bytes(), (7000, 64));
         }
-        // No page, and no bytes.
+        // A cache without pages has no bytes.
         let none = CacheLayout::contiguous(DIMS, KvFormat::F32, 0, 2);
         let cache = CacheRef::<Addresses>::new((1000, 0), none).unwrap();
         assert_eq!(cache.rope_bytes(), (1000, 0));

@@ -1,6 +1,6 @@
-//! Views of memory that the host reads: made of typed slices without a copy, and read and written
-//! one element at a time, whatever the dtype and the alignment. For backends that are to be simple,
-//! and for tests.
+//! Views of memory that the host can access. They are made from typed slices without a copy.
+//! Elements are read and written one at a time, with any dtype and alignment. They serve simple
+//! backends and tests.
 
 use bytemuck::Pod;
 
@@ -8,14 +8,14 @@ use crate::Result;
 use crate::model::{DType, Element};
 use crate::tensor::{ArrayRef, Layout, LseLayout, LseMut, LseRef, Memory, TensorMut, TensorRef};
 
-/// Memory whose bytes are slices.
+/// Memory whose borrowed bytes are slices.
 pub trait HostMemory: for<'a> Memory<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mut [u8]> {}
 
 impl<D> HostMemory for D where D: for<'a> Memory<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mut [u8]> {}
 
-/// The types of bytes, in an `impl` of [`Memory`](crate::tensor::Memory) for a device in the host's
-/// memory: slices. The rest of the `impl` is the buffer, its allocation and borrows, and the
-/// copies.
+/// The types of borrowed bytes, as slices, for an `impl` of [`Memory`](crate::tensor::Memory) for a
+/// device in host memory. The rest of the `impl` consists of the buffer, its allocation and
+/// borrows, and the copies.
 #[macro_export]
 macro_rules! host_bytes {
     () => {
@@ -60,7 +60,7 @@ macro_rules! host_bytes {
 }
 
 impl<'a, D: HostMemory> TensorRef<'a, D> {
-    /// The elements of a slice, row-major without gaps. Nothing is copied.
+    /// A view of a slice, row-major without gaps. Nothing is copied.
     ///
     /// # Errors
     ///
@@ -74,7 +74,7 @@ impl<'a, D: HostMemory> TensorRef<'a, D> {
 }
 
 impl<'a, D: HostMemory> TensorMut<'a, D> {
-    /// The elements of a slice, row-major without gaps. Nothing is copied.
+    /// A view of a slice, row-major without gaps. Nothing is copied.
     ///
     /// # Errors
     ///
@@ -88,7 +88,7 @@ impl<'a, D: HostMemory> TensorMut<'a, D> {
 }
 
 impl<'a, D: HostMemory, T: Pod> ArrayRef<'a, D, T> {
-    /// The whole slice. Nothing is copied.
+    /// A view of the whole slice. Nothing is copied.
     pub fn from_slice(slice: &'a [T]) -> Self {
         match Self::new(bytemuck::cast_slice(slice), slice.len()) {
             Ok(array) => array,
@@ -98,11 +98,11 @@ impl<'a, D: HostMemory, T: Pod> ArrayRef<'a, D, T> {
 }
 
 impl<'a, D: HostMemory> LseRef<'a, D> {
-    /// A slice as `[heads, tokens]` without gaps. Nothing is copied.
+    /// A view of a slice as `[heads, tokens]` without gaps. Nothing is copied.
     ///
     /// # Errors
     ///
-    /// If the slice has fewer elements.
+    /// If the slice has fewer elements than that.
     pub fn from_slice(slice: &'a [f32], heads: usize, tokens: usize) -> Result<Self> {
         Self::new(
             bytemuck::cast_slice(slice),
@@ -112,11 +112,11 @@ impl<'a, D: HostMemory> LseRef<'a, D> {
 }
 
 impl<'a, D: HostMemory> LseMut<'a, D> {
-    /// A slice as `[heads, tokens]` without gaps. Nothing is copied.
+    /// A view of a slice as `[heads, tokens]` without gaps. Nothing is copied.
     ///
     /// # Errors
     ///
-    /// If the slice has fewer elements.
+    /// If the slice has fewer elements than that.
     pub fn from_slice(slice: &'a mut [f32], heads: usize, tokens: usize) -> Result<Self> {
         Self::new(
             bytemuck::cast_slice_mut(slice),
@@ -151,11 +151,11 @@ fn put<T: Element>(bytes: &mut [u8], at: usize, value: f32) {
 }
 
 impl<D: HostMemory> TensorRef<'_, D> {
-    /// One element.
+    /// Reads one element.
     ///
     /// # Panics
     ///
-    /// If the index lies outside the shape, as with a slice.
+    /// If the index lies outside the shape.
     pub fn at(&self, index: [usize; 3]) -> f32 {
         let at = offset(self.layout(), index);
         match self.dtype() {
@@ -167,11 +167,11 @@ impl<D: HostMemory> TensorRef<'_, D> {
 }
 
 impl<D: HostMemory> TensorMut<'_, D> {
-    /// Writes one element, rounded.
+    /// Rounds a value and writes it to one element.
     ///
     /// # Panics
     ///
-    /// If the index lies outside the shape, as with a slice.
+    /// If the index lies outside the shape.
     pub fn set(&mut self, index: [usize; 3], value: f32) {
         let at = offset(self.layout(), index);
         let dtype = self.dtype();
@@ -185,11 +185,11 @@ impl<D: HostMemory> TensorMut<'_, D> {
 }
 
 impl<D: HostMemory, T: Pod> ArrayRef<'_, D, T> {
-    /// One element.
+    /// Reads one element.
     ///
     /// # Panics
     ///
-    /// If the index lies outside, as with a slice.
+    /// If the index lies outside the array.
     pub fn at(&self, index: usize) -> T {
         bytemuck::pod_read_unaligned(&self.bytes()[index * size_of::<T>()..][..size_of::<T>()])
     }
@@ -200,7 +200,7 @@ impl<D: HostMemory> LseMut<'_, D> {
     ///
     /// # Panics
     ///
-    /// If there is no such head or token, as with a slice.
+    /// If there is no such head or token.
     pub fn set(&mut self, head: usize, token: usize, value: f32) {
         let layout = self.layout();
         assert!(

@@ -1,9 +1,9 @@
-//! The log-sum-exp of attention, with its convention as a type.
+//! The log-sum-exp of attention, with its convention as part of the type.
 //!
-//! Partial results merge by their log-sum-exp, and every kernel library writes its own: base e or
-//! base 2, `[heads, tokens]` or `[tokens, heads]`. Mixing them up gives plausible, wrong numbers.
-//! Here the convention is a type parameter, and everything between a backend and the layer is
-//! [`Natural`].
+//! Partial results are merged by their log-sum-exp. Kernel libraries write it in different
+//! conventions: base e or base 2, `[heads, tokens]` or `[tokens, heads]`. A mix-up gives plausible
+//! but wrong numbers. For this reason the convention is a type parameter. Everything between a
+//! backend and the layer is [`Natural`].
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -14,13 +14,13 @@ use crate::{Error, Result};
 
 /// The convention in which log-sum-exps are written.
 pub trait LseConvention: Copy + Send + Sync + 'static {
-    /// The value of one unit in natural logarithms: 1 for base e, ln 2 for base 2.
+    /// The natural logarithm that corresponds to one unit: 1 for base e, ln 2 for base 2.
     const UNIT: f32;
-    /// True if the tokens of one head are neighbours, rather than the heads of one token.
+    /// True for `[heads, tokens]`, false for `[tokens, heads]`.
     const HEADS_FIRST: bool;
 }
 
-/// Natural logarithm, f32, `[heads, tokens]`; −inf where a row attends to nothing.
+/// Natural logarithm, f32, `[heads, tokens]`. The value is −inf where a row attends to nothing.
 #[derive(Clone, Copy, Debug)]
 pub enum Natural {}
 
@@ -38,15 +38,15 @@ impl LseConvention for Base2TokensFirst {
     const HEADS_FIRST: bool = false;
 }
 
-/// The extents of a log-sum-exp, and the distance between its rows: heads where the convention has
-/// heads first, tokens otherwise.
+/// The extents of a log-sum-exp, and the distance between its rows. A row is a head if the
+/// convention has heads first, and a token otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LseLayout {
     /// H.
     pub heads: usize,
     /// T.
     pub tokens: usize,
-    /// The distance between the rows of the convention's layout, in elements.
+    /// The distance between two rows, in elements.
     pub row_stride: usize,
 }
 
@@ -60,11 +60,11 @@ impl LseLayout {
         }
     }
 
-    /// Checks what a backend relies on.
+    /// Checks the extents that a backend relies on.
     ///
     /// # Errors
     ///
-    /// If the heads or tokens are others; the error calls the log-sum-exp `field`.
+    /// If the numbers of heads or tokens differ. The error calls the log-sum-exp `field`.
     pub fn require(&self, field: &'static str, heads: usize, tokens: usize) -> Result<()> {
         if (self.heads, self.tokens) == (heads, tokens) {
             return Ok(());
@@ -73,7 +73,7 @@ impl LseLayout {
         Err(Error::argument(field, self, accepted))
     }
 
-    /// The part of the tokens in `range`, and how many bytes it begins after the first element.
+    /// The part with the tokens in `range`, and the offset of its first byte.
     fn narrowed<C: LseConvention>(&self, range: Range<usize>) -> Result<(Self, usize)> {
         if range.start > range.end || range.end > self.tokens {
             return Err(Error::argument(
@@ -86,7 +86,8 @@ impl LseLayout {
             tokens: range.len(),
             ..*self
         };
-        // An empty part begins where the whole does, whose bytes may be fewer than the offset.
+        // An empty part begins where the whole begins. The whole may have fewer bytes than the
+        // offset.
         let offset = match (part.heads * part.tokens, C::HEADS_FIRST) {
             (0, _) => 0,
             (_, true) => range.start,
@@ -103,8 +104,8 @@ impl LseLayout {
         }
     }
 
-    // The stride of a single row may be anything, since no second row follows; the C interface
-    // takes 63 bits.
+    // The stride of a single row may be anything, since no second row follows. It is replaced by
+    // one that fits into the 63 bits of the C interface.
     fn settled<C: LseConvention>(mut self) -> Self {
         let (rows, columns) = self.extents::<C>();
         if rows <= 1 {
@@ -145,7 +146,7 @@ impl fmt::Display for LseLayout {
     }
 }
 
-/// A log-sum-exp that is read.
+/// A view of a log-sum-exp for reading.
 pub struct LseRef<'a, D: Memory, C: LseConvention = Natural> {
     bytes: D::Bytes<'a>,
     layout: LseLayout,
@@ -167,11 +168,11 @@ impl<D: Memory, C: LseConvention> fmt::Debug for LseRef<'_, D, C> {
 }
 
 impl<'a, D: Memory, C: LseConvention> LseRef<'a, D, C> {
-    /// A view that begins at the first of `bytes`.
+    /// A view whose first element is at the first of `bytes`.
     ///
     /// # Errors
     ///
-    /// If an element lies outside `bytes`, they begin where none may, or rows overlap.
+    /// If an element lies outside `bytes`, if `bytes` is not aligned for f32, or if rows overlap.
     pub fn new(bytes: D::Bytes<'a>, layout: LseLayout) -> Result<Self> {
         layout.check::<C>(D::byte_len(bytes))?;
         let layout = layout.settled::<C>();
@@ -183,7 +184,7 @@ impl<'a, D: Memory, C: LseConvention> LseRef<'a, D, C> {
         })
     }
 
-    /// The bytes, which begin at the first element.
+    /// The bytes, beginning at the first element.
     pub fn bytes(&self) -> D::Bytes<'a> {
         self.bytes
     }
@@ -208,7 +209,7 @@ impl<'a, D: Memory, C: LseConvention> LseRef<'a, D, C> {
     }
 }
 
-/// A log-sum-exp that is written.
+/// A view of a log-sum-exp for writing.
 pub struct LseMut<'a, D: Memory, C: LseConvention = Natural> {
     bytes: D::BytesMut<'a>,
     layout: LseLayout,
@@ -222,11 +223,11 @@ impl<D: Memory, C: LseConvention> fmt::Debug for LseMut<'_, D, C> {
 }
 
 impl<'a, D: Memory, C: LseConvention> LseMut<'a, D, C> {
-    /// A view that begins at the first of `bytes`.
+    /// A view whose first element is at the first of `bytes`.
     ///
     /// # Errors
     ///
-    /// If an element lies outside `bytes`, they begin where none may, or rows overlap.
+    /// If an element lies outside `bytes`, if `bytes` is not aligned for f32, or if rows overlap.
     pub fn new(bytes: D::BytesMut<'a>, layout: LseLayout) -> Result<Self> {
         layout.check::<C>(D::byte_len_mut(&bytes))?;
         let layout = layout.settled::<C>();
@@ -238,7 +239,7 @@ impl<'a, D: Memory, C: LseConvention> LseMut<'a, D, C> {
         })
     }
 
-    /// The bytes, which begin at the first element.
+    /// The bytes, beginning at the first element.
     pub fn into_bytes(self) -> D::BytesMut<'a> {
         self.bytes
     }
@@ -272,7 +273,7 @@ impl<'a, D: Memory, C: LseConvention> LseMut<'a, D, C> {
         }
     }
 
-    /// The same view, read.
+    /// The same view for reading.
     pub fn as_ref(&self) -> LseRef<'_, D, C> {
         LseRef {
             bytes: D::freeze(&self.bytes),

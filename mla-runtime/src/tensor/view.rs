@@ -1,9 +1,9 @@
 //! Borrowed tensors in a device's memory: bytes, a dtype, and three axes with strides.
 //!
-//! Everything that attention passes around has at most three axes, so the rank is fixed:
-//! `[tokens, heads, width]` for queries and outputs, `[tokens, 1, width]` for rows without heads,
-//! `[batch, rows, columns]` for products. Strides count elements. A view is checked once, when it
-//! is made: every index within its shape lies within its bytes.
+//! Attention passes only tensors of at most three axes, so the rank is fixed: `[tokens, heads,
+//! width]` for queries and outputs, `[tokens, 1, width]` for rows without heads, `[batch, rows,
+//! columns]` for products. Strides count elements. A view is checked once, when it is made: every
+//! index within its shape lies within its bytes.
 
 use std::any::type_name;
 use std::fmt;
@@ -15,12 +15,12 @@ use crate::model::DType;
 use crate::tensor::Memory;
 use crate::{Error, Named as _, Result};
 
-/// The place of each element: the dtype, the shape, and the strides in elements.
+/// The location of each element: the dtype, the shape, and the strides in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// The element type.
     pub dtype: DType,
-    /// The extents.
+    /// The extent of each axis.
     pub shape: [usize; 3],
     /// The distances between neighbours along each axis, in elements.
     pub strides: [usize; 3],
@@ -32,7 +32,7 @@ impl Layout {
         Self {
             dtype,
             shape,
-            // No memory is as long as what saturates, so no view is made of it.
+            // A saturated length exceeds any memory, so no view is made with it.
             strides: [shape[1].saturating_mul(shape[2]), shape[2], 1],
         }
     }
@@ -46,9 +46,9 @@ impl Layout {
         tokens.saturating_mul(heads).saturating_mul(width)
     }
 
-    // An axis with at most one index may have any stride, and every axis of a tensor without
-    // elements. It gets the stride that it has in a tensor without gaps: kernels and libraries
-    // refuse some others.
+    // An axis with at most one index may have any stride, and so may every axis of a tensor without
+    // elements. Such a stride is replaced by that of a tensor without gaps, because kernels and
+    // libraries refuse some others.
     fn settled(mut self) -> Self {
         let gapless = Self::contiguous(self.dtype, self.shape);
         let is_empty = self.shape.contains(&0);
@@ -72,17 +72,17 @@ impl Layout {
         last.checked_add(1)?.checked_mul(self.dtype.bytes())
     }
 
-    /// Returns true if neighbours along the last axis are neighbours in memory, as most kernels
-    /// require.
+    /// Returns true if neighbours along the last axis are adjacent in memory. Most kernels require
+    /// that.
     pub const fn has_unit_columns(&self) -> bool {
         self.strides[2] == 1 || self.shape[2] <= 1
     }
 
-    /// Checks what a backend relies on.
+    /// Checks the dtype and the shape that a backend relies on.
     ///
     /// # Errors
     ///
-    /// If the dtype or the shape is another; the error calls the tensor `field`.
+    /// If the dtype or the shape differs. The error calls the tensor `field`.
     pub fn require(&self, field: &'static str, dtype: DType, shape: [usize; 3]) -> Result<()> {
         if self.dtype == dtype && self.shape == shape {
             return Ok(());
@@ -90,9 +90,9 @@ impl Layout {
         Err(Error::argument(field, self, format!("{dtype} {shape:?}")))
     }
 
-    // In a broadcast input two indices may name one element; in an output that would be a race.
-    // With the axes of an output sorted by stride, each must therefore step over the whole of the
-    // smaller ones.
+    // In a broadcast input two indices may name one element. In an output that would be a race.
+    // With the axes of an output sorted by stride, each axis must therefore step over the whole
+    // extent of the smaller ones.
     fn is_injective(&self) -> bool {
         if self.shape.contains(&0) {
             return true;
@@ -120,8 +120,8 @@ impl fmt::Display for Layout {
     }
 }
 
-/// Refuses memory whose first byte is at no multiple of `alignment` bytes. Memory without bytes is
-/// anywhere.
+/// Refuses memory whose first byte is not at a multiple of `alignment` bytes. Memory without bytes
+/// may be anywhere.
 pub(crate) fn check_alignment<D: Memory>(bytes: D::Bytes<'_>, alignment: usize) -> Result<()> {
     let address = D::address(bytes);
     if D::byte_len(bytes) == 0 || address.is_multiple_of(alignment) {
@@ -148,7 +148,7 @@ fn check_span(layout: &Layout, available: usize) -> Result<()> {
     }
 }
 
-/// A tensor that is read.
+/// A view of a tensor for reading.
 pub struct TensorRef<'a, D: Memory> {
     bytes: D::Bytes<'a>,
     layout: Layout,
@@ -170,12 +170,13 @@ impl<D: Memory> fmt::Debug for TensorRef<'_, D> {
 }
 
 impl<'a, D: Memory> TensorRef<'a, D> {
-    /// A view that begins at the first of `bytes`. The stride of an axis of at most one index may
-    /// be anything. [`Named`](crate::Named) names the tensor that an error is about.
+    /// A view whose first element is at the first of `bytes`. An axis of at most one index may have
+    /// any stride. [`Named`](crate::Named) adds the name of the tensor to an error.
     ///
     /// # Errors
     ///
-    /// If an element of the layout lies outside `bytes`, or they begin where none may.
+    /// If an element of the layout lies outside `bytes`, or if `bytes` is not aligned for the
+    /// dtype.
     pub fn new(bytes: D::Bytes<'a>, layout: Layout) -> Result<Self> {
         check_span(&layout, D::byte_len(bytes))?;
         check_alignment::<D>(bytes, layout.dtype.bytes())?;
@@ -187,24 +188,24 @@ impl<'a, D: Memory> TensorRef<'a, D> {
         })
     }
 
-    /// The same view of elements that no work writes any more, enqueued or not: a device may read
-    /// them before earlier work is done. It waits for the device, so it is meant for the time when
-    /// weights are loaded. Views made from this one are constant, too.
+    /// Marks the elements as constant: no work that is already enqueued writes them, so a device
+    /// may read them before earlier work is done. The call waits for the device. It is meant for
+    /// the time when weights are loaded. Views made from the result are constant, too.
     ///
     /// # Errors
     ///
-    /// If the memory is not this device's, or the device fails, or cannot wait since it captures a
-    /// graph.
+    /// If the memory does not belong to this device, if the device fails, or if it cannot wait
+    /// because it captures a graph.
     pub fn constant(self, device: &D) -> Result<Self> {
         device.check_bytes("constant", self.bytes)?;
         device.synchronize()?;
-        // SAFETY: what was enqueued is done, and for the lifetime of the borrow no other code may
+        // SAFETY: everything enqueued is done, and for the lifetime of the borrow no other code may
         // enqueue a write of these bytes.
         Ok(unsafe { self.assume_constant() })
     }
 
-    /// Marks a view as [`constant`](Self::constant) does, without waiting: for one that is made
-    /// anew for each call.
+    /// Marks a view as [`constant`](Self::constant) does, but without waiting. This serves views
+    /// that are made anew for each call.
     ///
     /// # Safety
     ///
@@ -215,12 +216,12 @@ impl<'a, D: Memory> TensorRef<'a, D> {
         self
     }
 
-    /// True if no enqueued work writes the elements: [`constant`](Self::constant).
+    /// Returns true if no enqueued work writes the elements; see [`constant`](Self::constant).
     pub fn is_constant(&self) -> bool {
         self.constant
     }
 
-    /// The bytes, which begin at the first element and may go on past the last.
+    /// The bytes, beginning at the first element. They may continue beyond the last one.
     pub fn bytes(&self) -> D::Bytes<'a> {
         self.bytes
     }
@@ -230,7 +231,7 @@ impl<'a, D: Memory> TensorRef<'a, D> {
         &self.layout
     }
 
-    /// The extents.
+    /// The extent of each axis.
     pub fn shape(&self) -> [usize; 3] {
         self.layout.shape
     }
@@ -261,20 +262,20 @@ impl<'a, D: Memory> TensorRef<'a, D> {
         })
     }
 
-    /// Checks the properties that a kernel needs if it reads `alignment` bytes at a time: rows have
-    /// no gaps, begin at multiples of `alignment`, and are not one row repeated by a stride of 0.
-    /// An alignment of 1 asks for nothing, and a tensor without elements has no rows.
+    /// Checks the properties that a kernel needs if it reads `alignment` bytes at a time. Rows must
+    /// have no gaps and must begin at multiples of `alignment`. A row must not be repeated by a
+    /// stride of 0. An alignment of 1 requires nothing, and a tensor without elements has no rows.
     ///
     /// # Errors
     ///
-    /// If it does not hold; the error calls the tensor `field`.
+    /// If a property does not hold. The error calls the tensor `field`.
     pub fn require_aligned(&self, field: &'static str, alignment: usize) -> Result<()> {
         if alignment <= 1 || self.layout.elements() == 0 {
             return Ok(());
         }
         let Layout { shape, strides, .. } = self.layout;
         let apart = |axis: usize| {
-            // The stride of a single row may be any number, since no second row follows.
+            // A single row may have any stride, since no second row follows.
             if shape[axis] == 1 {
                 return true;
             }
@@ -290,7 +291,7 @@ impl<'a, D: Memory> TensorRef<'a, D> {
         check_alignment::<D>(self.bytes, alignment).named(field)
     }
 
-    /// The part with `range` along `axis`.
+    /// The part of the tensor with `range` along `axis`.
     ///
     /// # Errors
     ///
@@ -321,11 +322,11 @@ impl<'a, D: Memory> TensorRef<'a, D> {
         self
     }
 
-    /// An axis of extent one, repeated `count` times without a copy.
+    /// Repeats an axis of extent one `count` times, without a copy.
     ///
     /// # Errors
     ///
-    /// If the axis has another extent than one.
+    /// If the extent of the axis is not one.
     ///
     /// # Panics
     ///
@@ -344,7 +345,7 @@ impl<'a, D: Memory> TensorRef<'a, D> {
     }
 }
 
-/// A tensor that is written.
+/// A view of a tensor for writing.
 pub struct TensorMut<'a, D: Memory> {
     bytes: D::BytesMut<'a>,
     layout: Layout,
@@ -357,13 +358,13 @@ impl<D: Memory> fmt::Debug for TensorMut<'_, D> {
 }
 
 impl<'a, D: Memory> TensorMut<'a, D> {
-    /// A view that begins at the first of `bytes`. The stride of an axis of at most one index may
-    /// be anything. [`Named`](crate::Named) names the tensor that an error is about.
+    /// A view whose first element is at the first of `bytes`. An axis of at most one index may have
+    /// any stride. [`Named`](crate::Named) adds the name of the tensor to an error.
     ///
     /// # Errors
     ///
-    /// If an element of the layout lies outside `bytes`, they begin where none may, or two
-    /// indices name one element.
+    /// If an element of the layout lies outside `bytes`, if `bytes` is not aligned for the dtype,
+    /// or if two indices name one element.
     pub fn new(bytes: D::BytesMut<'a>, layout: Layout) -> Result<Self> {
         check_span(&layout, D::byte_len_mut(&bytes))?;
         check_alignment::<D>(D::freeze(&bytes), layout.dtype.bytes())?;
@@ -378,7 +379,7 @@ impl<'a, D: Memory> TensorMut<'a, D> {
         Ok(Self { bytes, layout })
     }
 
-    /// The bytes, which begin at the first element and may go on past the last.
+    /// The bytes, beginning at the first element. They may continue beyond the last one.
     pub fn into_bytes(self) -> D::BytesMut<'a> {
         self.bytes
     }
@@ -388,7 +389,7 @@ impl<'a, D: Memory> TensorMut<'a, D> {
         &self.layout
     }
 
-    /// The extents.
+    /// The extent of each axis.
     pub fn shape(&self) -> [usize; 3] {
         self.layout.shape
     }
@@ -406,7 +407,7 @@ impl<'a, D: Memory> TensorMut<'a, D> {
         }
     }
 
-    /// The same view, read.
+    /// The same view for reading.
     pub fn as_ref(&self) -> TensorRef<'_, D> {
         TensorRef {
             bytes: D::freeze(&self.bytes),
@@ -415,7 +416,7 @@ impl<'a, D: Memory> TensorMut<'a, D> {
         }
     }
 
-    /// The part with `range` along `axis`.
+    /// The part of the tensor with `range` along `axis`.
     ///
     /// # Errors
     ///
@@ -459,8 +460,8 @@ fn narrowed(
     let mut part = *layout;
     part.shape[axis] = range.len();
     part = part.settled();
-    // An empty part has no first element: it begins where the whole does, whose bytes may be fewer
-    // than the offset.
+    // An empty part has no first element, so it begins where the whole begins. The whole may have
+    // fewer bytes than the offset.
     let offset = if part.shape.contains(&0) {
         0
     } else {
@@ -469,7 +470,7 @@ fn narrowed(
     Ok((part, offset * layout.dtype.bytes()))
 }
 
-/// A list of indices, lengths or scores in a device's memory, contiguous.
+/// A contiguous list of indices, lengths or scores in a device's memory.
 pub struct ArrayRef<'a, D: Memory, T: Pod> {
     bytes: D::Bytes<'a>,
     len: usize,
@@ -495,7 +496,7 @@ impl<'a, D: Memory, T: Pod> ArrayRef<'a, D, T> {
     ///
     /// # Errors
     ///
-    /// If `bytes` holds fewer, or begins where no element may.
+    /// If `bytes` holds fewer elements, or is not aligned for them.
     pub fn new(bytes: D::Bytes<'a>, len: usize) -> Result<Self> {
         const { assert!(size_of::<T>() > 0, "an element has a size") };
         check_alignment::<D>(bytes, align_of::<T>())?;
@@ -514,7 +515,7 @@ impl<'a, D: Memory, T: Pod> ArrayRef<'a, D, T> {
         })
     }
 
-    /// The bytes, which begin at the first element and may go on past the last.
+    /// The bytes, beginning at the first element. They may continue beyond the last one.
     pub fn bytes(&self) -> D::Bytes<'a> {
         self.bytes
     }
@@ -524,7 +525,7 @@ impl<'a, D: Memory, T: Pod> ArrayRef<'a, D, T> {
         self.len
     }
 
-    /// Returns true if there are none.
+    /// Returns true if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -1,4 +1,4 @@
-//! Counts the allocations of each thread of a program, by its allocator.
+//! An allocator that counts the allocations of each thread.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -30,7 +30,8 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-// The allocator of the whole program, which it does not affect: every thread counts its own.
+// The allocator of the whole program. It does not affect other tests, because every thread has its
+// own count.
 #[global_allocator]
 static COUNTING: Counting = Counting;
 

@@ -1,4 +1,4 @@
-//! The operations of a device that hands them to the processor's, and the same views for both.
+//! Operations of a device that forwards them to the processor's device. Views are converted for it.
 
 use mla_cpu::Cpu;
 pub(crate) use mla_runtime::Result;
@@ -11,7 +11,7 @@ pub(crate) use mla_runtime::tensor::{
     RotaryQuery, TensorMut, TensorRef,
 };
 
-/// A view of the same memory as the processor's device sees it.
+/// A view that can be converted to a view of the same memory on the processor's device.
 pub(crate) trait OnCpu {
     type View;
 
@@ -23,7 +23,7 @@ pub(crate) trait Host: Device + HostMemory {}
 
 impl<D: Device + HostMemory> Host for D {}
 
-/// Views, each with an expression of the same view.
+/// Implements the conversion for views. Each row has an expression of the converted view.
 macro_rules! views {
     ($($view:ident $([$parameter:ident: $bound:ident])? $(<$element:ty>)?,
         |$it:ident| $same:expr;)*) => {
@@ -93,7 +93,7 @@ views! {
         .with_second(lists.second.map(OnCpu::on_cpu).transpose()?));
 }
 
-/// Calls and what they hold, borrowed.
+/// Implements the conversion for borrowed calls and their parts.
 macro_rules! borrowed {
     ($($view:ident, |$it:ident: $borrow:ty| $same:expr;)*) => {
         $(impl<'s, D: Host> OnCpu for $borrow {
@@ -170,9 +170,9 @@ borrowed! {
     };
 }
 
-/// The operations of an `impl Device`. Each asks `self.operation()`, which counts it, refuses it or
-/// gives the processor that does it; `None`: nothing is done. A file that calls the macro imports
-/// the same names as this module.
+/// The operations of an `impl Device`. Each first calls `self.operation()`, which counts it. The
+/// result is an error, the processor's device for the operation, or `None` if nothing must be done.
+/// A file that calls the macro imports the same names as this module.
 macro_rules! forwarded_operations {
     () => {
         forwarded_operations! {

@@ -1,4 +1,4 @@
-//! A device that holds bytes and computes nothing, and a body for backends that are never called.
+//! A device that stores bytes and computes nothing, and bodies for backends that are never called.
 
 #![allow(dead_code, unused_macros, reason = "each test program uses some of it")]
 
@@ -15,8 +15,9 @@ mod forward;
 
 use forward::*;
 
-/// A device that claims to be an NVIDIA GPU, so that backends on it may name capabilities, or a
-/// processor. Only its transfers do anything; its other operations are empty.
+/// A device that claims to be an NVIDIA GPU, so that its backends may name capabilities. With
+/// `PROCESSOR` it claims to be a processor. Only its transfers work; its other operations do
+/// nothing.
 #[derive(Clone)]
 pub(crate) struct Bytes<const PROCESSOR: bool = false>;
 
@@ -27,13 +28,13 @@ thread_local! {
     static OTHERS: RefCell<Vec<(Range<usize>, usize)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// From now on this thread's handles are this one, whose memory no other may access. Everyone may
-/// access that of handle 0, which is the first.
+/// Sets the handle number of this thread. No other handle may access memory of this one, except
+/// that all may access memory of handle 0, the first one.
 pub(crate) fn set_handle(handle: usize) {
     HANDLE.set(handle);
 }
 
-/// From now on this thread's handles are of this device.
+/// Sets the device number of this thread's handles.
 pub(crate) fn set_ordinal(ordinal: usize) {
     ORDINAL.set(ordinal);
 }
@@ -44,7 +45,7 @@ pub(crate) fn done() -> Result<()> {
     Ok(())
 }
 
-/// The operations of this thread since the last call of this.
+/// Returns the number of this thread's operations since the last call.
 pub(crate) fn operations() -> usize {
     OPERATIONS.take()
 }
@@ -147,7 +148,7 @@ impl<const PROCESSOR: bool> Bytes<PROCESSOR> {
     }
 }
 
-// The items that both traits ask for.
+// The items that both traits require.
 macro_rules! common_body {
     ($device:ty) => {
         type Device = $device;
@@ -179,8 +180,8 @@ macro_rules! common_body {
     };
 }
 
-/// The items of an `impl PrefillBackend` that refuses every call. Absolute paths, so that it fits
-/// a module with any names in scope.
+/// The items of an `impl PrefillBackend` that refuses every call. Paths are absolute, so that the
+/// macro works in a module with any names in scope.
 macro_rules! prefill_body {
     ($device:ty) => {
         common_body!($device);
@@ -195,7 +196,7 @@ macro_rules! prefill_body {
             ::core::result::Result::Ok(())
         }
 
-        // Only a declaration: what the attribute writes stays without.
+        // Only this declaration needs `unsafe`. The attribute's own code must not need it.
         #[allow(unsafe_code)]
         unsafe fn prefill(
             &self,
@@ -237,8 +238,8 @@ macro_rules! decode_body {
     };
 }
 
-/// A decode backend of the attribute's arguments, which is never called. Without a device it is a
-/// row of a table, whose name is its own.
+/// A decode backend with these arguments of the attribute, which is never called. Without a device
+/// the macro writes a row of a table with the backend's name.
 macro_rules! decode_backend {
     ($name:ident on $device:ty: $($arguments:tt)*) => {
         struct $name;

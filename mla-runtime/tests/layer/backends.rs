@@ -1,5 +1,5 @@
-//! Backends with other demands on the layer than the CPU's own: packed keys,
-//! concatenated queries. Each checks its inputs and computes with the CPU's backend.
+//! Backends with other requirements than the CPU's own: packed keys and concatenated queries. Each
+//! checks its inputs and computes with the CPU's backend.
 
 use std::cell::Cell;
 
@@ -14,7 +14,7 @@ use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
 
 use crate::world::floats;
 
-/// A prefill backend with the constants it is named after.
+/// A prefill backend that takes packed keys if `PACKED` is true, and split keys otherwise.
 pub(crate) struct Demanding<const PACKED: bool> {
     cpu: CpuPrefill,
     config: LayerConfig,
@@ -31,7 +31,7 @@ impl<const PACKED: bool> Demanding<PACKED> {
             Keys::Packed(keys) => {
                 assert!(PACKED);
                 assert_eq!(keys.shape(), [rows, heads, qk]);
-                // Every head has the same rotary part.
+                // Every head must have the same rotary part.
                 let rope = keys.narrow(2, nope..qk).unwrap();
                 let first = elements(&rope.narrow(1, 0..1).unwrap());
                 for head in 1..heads {
@@ -73,7 +73,7 @@ fn elements(tensor: &TensorRef<'_, Cpu>) -> Vec<f64> {
     values
 }
 
-/// Returns `out` with NaN in every element, so that elements that are not written show.
+/// Returns `out` with NaN in every element. Elements that are not written can thus be found.
 fn filled_with_nan(out: TensorMut<'_, Cpu>) -> TensorMut<'_, Cpu> {
     let layout = *out.layout();
     let bytes = out.into_bytes();
@@ -118,7 +118,8 @@ impl<const PACKED: bool> PrefillBackend for Demanding<PACKED> {
         _: &mut Self::State,
         metadata: &mut Self::Metadata,
     ) -> Result<()> {
-        // The numbers that a backend that plans call by call would keep; the new tokens' call last.
+        // A backend that plans call by call would keep these numbers. The call of the new tokens
+        // comes last.
         metadata.clear();
         for chunk in batch.chunks {
             let queries = &batch.query_lens[chunk.requests()];
@@ -127,7 +128,7 @@ impl<const PACKED: bool> PrefillBackend for Demanding<PACKED> {
         }
         let [tokens, keys] =
             [batch.query_lens, batch.key_lens].map(|lens| lens.iter().sum::<u32>() as usize);
-        // All of the context is in chunks, or in this call.
+        // All of the context is either in chunks or in this call.
         assert!(keys == tokens || batch.chunks.is_empty());
         metadata.push((tokens, keys));
         Ok(())
@@ -143,17 +144,17 @@ impl<const PACKED: bool> PrefillBackend for Demanding<PACKED> {
         let index = call.chunk.map_or(metadata.len() - 1, |(index, _)| index);
         let sizes = (call.query.shape()[0], call.values.shape()[0]);
         assert_eq!(sizes, metadata[index]);
-        // SAFETY: the caller keeps to the same contract.
+        // SAFETY: the caller keeps the same contract.
         unsafe { PrefillBackend::prefill(&self.cpu, device, self.checked(call), state, &()) }
     }
 }
 
 thread_local! {
-    /// True if the decode backend below shall panic when it prepares.
+    /// True if the decode backend below must panic in `prepare`.
     pub(crate) static PANICS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A decode backend that takes its queries concatenated.
+/// A decode backend that needs concatenated queries.
 pub(crate) struct Concatenated {
     cpu: CpuDecode,
 }
@@ -166,7 +167,7 @@ impl DecodeBackend for Concatenated {
     const SPEC: BackendSpec = CpuDecode::SPEC
         .with_name("CONCATENATED")
         .with_query_format(QueryFormat::Concatenated)
-        // All but query tokens that see each other.
+        // All features except query tokens that see each other.
         .with_features(FeatureSet::of(&[
             Feature::Sinks,
             Feature::Deterministic,
@@ -199,7 +200,7 @@ impl DecodeBackend for Concatenated {
         metadata: &mut Self::Metadata,
     ) -> Result<()> {
         assert!(!PANICS.get(), "as the test has it");
-        // The host's lengths are those that the device gets.
+        // The host's lengths must equal those that the device gets.
         let host = batch.host.expect("the layer knows the lengths");
         assert_eq!(host.query_lens.len(), batch.block_table.requests());
         for (request, (q, kv)) in host.query_lens.iter().zip(host.seq_lens).enumerate() {
@@ -218,7 +219,7 @@ impl DecodeBackend for Concatenated {
         metadata: &Self::Metadata,
     ) -> Result<()> {
         assert!(matches!(call.query, Query::Concatenated(_)));
-        // SAFETY: the caller keeps to the same contract.
+        // SAFETY: the caller keeps the same contract.
         unsafe { DecodeBackend::decode(&self.cpu, device, call, state, metadata) }
     }
 }

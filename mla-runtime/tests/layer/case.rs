@@ -1,4 +1,4 @@
-//! The description of a batch, and its places in a cache: for the layer's tests on every device.
+//! The description of a batch, and its places in a cache. The layer's tests on every device use it.
 
 use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::batch::Request;
@@ -15,19 +15,20 @@ pub(crate) struct Case {
     pub(crate) kv_format: KvFormat,
     pub(crate) page_size: u32,
     pub(crate) query_len: QueryLen,
-    /// New and cached tokens of each request; no cached ones make it padding.
+    /// The numbers of new and of cached tokens of each request. Without cached tokens it is
+    /// padding.
     pub(crate) requests: Vec<(u32, u32)>,
     pub(crate) threshold: u32,
     pub(crate) context_rows: usize,
-    /// True if tokens attend to lists of slots, which only the absorbed path takes.
+    /// True if tokens attend to lists of slots. Only the absorbed path supports them.
     pub(crate) sparse: bool,
-    /// True if the layer is given the cache in two tensors.
+    /// True if the layer gets the cache as two tensors.
     pub(crate) split_cache: bool,
-    /// The max tokens of a request in a sparse case that attends to all that it sees.
+    /// The maximum number of tokens of a request that is dense in a sparse case.
     pub(crate) dense_within: u32,
-    /// True if a new token sees its request up to itself.
+    /// True if a new token sees only the tokens of its request up to itself.
     pub(crate) causal: bool,
-    /// True if W_kv_b lies as published checkpoints hold it, `[H·(P+V), L]`.
+    /// True if W_kv_b has the layout of published checkpoints, `[H·(P+V), L]`.
     pub(crate) transposed_weights: bool,
     pub(crate) query_scaling: Option<QueryScaling>,
     pub(crate) seed: u64,
@@ -56,7 +57,7 @@ impl Case {
         }
     }
 
-    /// A small case like DeepSeek's: f32 throughout, so that errors are those of the method.
+    /// A small case like DeepSeek's. It is in f32 throughout, so that rounding errors are small.
     pub(crate) fn small(requests: &[(u32, u32)]) -> Self {
         Self {
             dims: MlaDims::new(32, HeadDims::new(16, 8, 16)),
@@ -105,12 +106,13 @@ impl Case {
     }
 }
 
-/// Pages of a batch's requests, shuffled over a cache with some to spare, and the slots of tokens.
+/// The pages of a batch's requests, shuffled over a cache with a few more pages, and the slots of
+/// tokens.
 pub(crate) struct Places {
-    /// Rows of `max_pages` entries, of which those that no token needs are garbage.
+    /// Rows of `max_pages` entries. Entries that no token needs are garbage.
     pub(crate) tables: Vec<i32>,
     pub(crate) max_pages: usize,
-    /// The pages of the cache.
+    /// The number of pages of the cache.
     pub(crate) pages: usize,
     /// The slots of new tokens.
     pub(crate) slots: Vec<i64>,

@@ -1,4 +1,4 @@
-//! The layer on the CPU device, against an oracle that shares nothing with it.
+//! Compares the layer on the CPU device with an independent oracle.
 
 mod backends;
 mod case;
@@ -67,7 +67,7 @@ fn difference(dtype: DType, a: &Outcome, b: &Outcome) -> f64 {
         .fold(0.0, f64::max)
 }
 
-/// A mixed batch: decodes, speculative decodes, extends and prefills, some of them ragged.
+/// A mixed batch of decodes, speculative decodes, extends and prefills, some of them ragged.
 const MIXED: &[(u32, u32)] = &[
     (1, 37),
     (1, 1),
@@ -80,7 +80,7 @@ const MIXED: &[(u32, u32)] = &[
     (30, 90),
 ];
 
-/// Dtypes, each with a cache format: full precision, half, and bytes.
+/// Dtypes, each with a cache format: of 32 bits, of 16 bits, and quantised.
 const FORMATS: [(DType, KvFormat); 3] = [
     (DType::F32, KvFormat::F32),
     (DType::BF16, KvFormat::BF16),
@@ -90,7 +90,7 @@ const FORMATS: [(DType, KvFormat); 3] = [
 #[test]
 fn mixed_batch() {
     let (_, outcome) = run(&Case::small(MIXED));
-    // 1 + 1 + 3 + 1 + 4 tokens are on the absorbed path, and the others have chunks.
+    // The absorbed path has 1 + 1 + 3 + 1 + 4 tokens. The other requests have chunks.
     assert_eq!(outcome.absorbed_tokens, 10);
     assert_eq!(outcome.chunks, 2);
 }
@@ -98,7 +98,8 @@ fn mixed_batch() {
 #[test]
 fn square_matrix_orientation() {
     for transposed_weights in [true, false] {
-        // One head of P + V = 16 + 16 by L = 32: the shape does not tell the two apart.
+        // One head of P + V = 16 + 16 by L = 32: the shape does not distinguish the two
+        // orientations.
         let case = Case {
             heads: 1,
             transposed_weights,
@@ -170,7 +171,7 @@ fn query_scaling_needs_the_feature() {
         error.contains("features: given query_scales, accepted "),
         "{error}"
     );
-    // A workspace has the factors of one scaling.
+    // A workspace has the factors of only one scaling.
     let other = Case {
         query_scaling: Some(QueryScaling::new(0.5, 8)),
         ..case.clone()
@@ -208,7 +209,7 @@ fn non_causal_drafts() {
             assert!(difference(dtype, &free, &causal) > 0.01);
         }
     }
-    // A single new token sees all of its request either way, and any backend takes it.
+    // A single new token sees its whole request in both cases, so every backend supports it.
     let case = Case {
         causal: false,
         ..Case::small(&[(1, 9), (1, 1), (1, 40)])
@@ -261,8 +262,8 @@ fn absorbed_equals_expanded() {
     });
     assert_eq!(absorbed.chunks, 0);
     assert_eq!(expanded.absorbed_tokens, 0);
-    // The planner orders extends before prefills only on the expanded path; so compare a batch that
-    // is in both orders.
+    // The planner puts extends before prefills only on the expanded path. The test therefore
+    // compares a batch that is already in both orders.
     let sorted: Vec<(u32, u32)> = [(7, 50), (12, 13), (30, 90), (9, 9)].to_vec();
     let [absorbed, expanded] = [100, 0].map(|threshold| {
         run(&Case {
@@ -285,7 +286,7 @@ fn chunked_equals_unchunked() {
         context_rows: 256,
         ..case.clone()
     });
-    // All 140 rows of context and 19 new ones in one call.
+    // One call covers all 140 rows of context and the 19 new rows.
     assert_eq!(whole.chunks, 0);
     for context_rows in [4, 5, 7, 8, 12, 16, 31, 64, 100, 139, 140, 158] {
         let chunked = Case {
@@ -318,7 +319,7 @@ fn empty_requests_and_padding() {
         (7, 50),
     ]);
     let (world, outcome) = run(&case);
-    // Padding stands behind one decode, and attends to nothing.
+    // Padding comes after the only decode and attends to nothing.
     let at = world.requests.iter().position(|r| r.q > r.kv).unwrap();
     assert_eq!(at, 1);
     let row = (case.heads * case.dims.head.v) as usize;
@@ -441,14 +442,14 @@ fn sparse_tokens_attend_to_slots() {
         };
         let (world, outcome) = run(&case);
         assert_eq!(outcome.absorbed_tokens, world.slots.len());
-        // All slots would give something else.
+        // Attention to all slots would give a different result.
         let dense = World::new(&Case {
             sparse: false,
             ..case.clone()
         });
         assert!(dense.check(&outcome).is_err());
     }
-    // There is no expanded form of it.
+    // The expanded path does not support lists.
     let case = Case {
         sparse: true,
         threshold: 4,
@@ -479,12 +480,13 @@ fn short_sparse_requests_are_dense() {
             ..Case::small(MIXED)
         };
         let (_, outcome) = run(&case);
-        // 9 of 9 and 12 of 13 tokens are on the expanded path; 7 of 50 and 30 of 90 have lists.
+        // 9 of 9 and 12 of 13 tokens are on the expanded path. 7 of 50 and 30 of 90 have lists.
         assert_eq!(outcome.absorbed_tokens, 1 + 1 + 3 + 1 + 7 + 4 + 30);
-        // The rows of a cache in another format than the new tokens' are no keys for these.
+        // If the cache has another format than the new tokens, its rows cannot be keys together
+        // with them.
         let chunks = usize::from(kv_format != KvFormat::BF16);
         assert_eq!(outcome.chunks, chunks);
-        // All of it by lists that say the same.
+        // The same attention, with lists for all requests.
         let listed = Case {
             dense_within: 90,
             threshold: 100,
@@ -510,7 +512,7 @@ fn second_cache_and_sinks() {
     world.check(&world.run(&selected_layer(&case))).unwrap();
 }
 
-/// On both paths, with chunks of context and without.
+/// Tests sinks and gates on both paths, with and without chunks of context.
 #[test]
 fn sinks_and_gates() {
     for (threshold, context_rows, dense_within) in [
@@ -551,7 +553,7 @@ fn sinks_and_gates() {
     }
 }
 
-/// Prompts that are brought whole need no rows for context; sinks need their log-sum-exps.
+/// Prompts that come whole need no rows for context, but sinks need their log-sum-exps.
 #[test]
 fn sinks_without_rows_for_context() {
     let case = Case {
@@ -636,7 +638,7 @@ fn tensors_in_the_asked_layout() {
 
 #[test]
 fn long_decodes_are_expanded() {
-    // The case's threshold and limit are 4.
+    // The case's threshold and its limit are 4.
     let case = Case::small(&[(1, 9), (3, 9), (4, 11), (4, 4)]);
     let world = World::new(&case);
     let all: CpuLayer = MlaLayer::of(&Cpu::new(), &case.config()).unwrap();
@@ -650,7 +652,7 @@ fn long_decodes_are_expanded() {
     assert_eq!((layer.threshold(&limits), all.threshold(&limits)), (3, 4));
     let workspace = layer.workspace(&limits).unwrap();
     assert_eq!(workspace.limits().decode_query_len, 3);
-    // No room is planned for what cannot come.
+    // The plan has no memory for steps that cannot occur.
     let plan = layer.memory_plan(&limits, 1, 0).unwrap();
     assert_eq!(plan, *workspace.plan());
 }
@@ -691,7 +693,7 @@ fn panicked_step_does_not_run() {
     world.forward(&layer, &mut workspace, true).unwrap();
 }
 
-/// Layers of selected backends have workspaces of one type, whichever backends these are.
+/// Layers of selected backends have workspaces of one type, for any backends.
 #[test]
 fn foreign_workspace_is_refused() {
     let case = Case::small(MIXED);
@@ -705,7 +707,7 @@ fn foreign_workspace_is_refused() {
     world.prepare(&own, &mut workspace).unwrap();
     let error = world.forward(&other, &mut workspace, true).unwrap_err();
     assert_eq!(error.to_string(), refusal);
-    // The step is still there for layers of its own backends.
+    // The prepared step is still valid for layers of its own backends.
     world.forward(&own, &mut workspace, true).unwrap();
 }
 
@@ -745,7 +747,7 @@ fn backends_of_another_configuration_are_refused() {
 #[test]
 fn layers_share_a_workspace() {
     let case = Case::small(MIXED);
-    // Two layers of one step: the same requests, other weights, queries and caches.
+    // Two layers run one step: the requests are the same, but weights, queries and caches differ.
     let other = Case {
         seed: 1,
         ..case.clone()
@@ -780,7 +782,7 @@ fn the_log_sum_exp_is_optional() {
     assert!(without.lse.iter().all(|byte| *byte == 0xff));
 }
 
-/// A request that grows token by token gives, in its last step, what one prefill gives.
+/// A request that grows token by token ends with the same result as one prefill.
 #[test]
 fn growing_equals_prefill() {
     const STEPS: u32 = 200;
@@ -854,7 +856,7 @@ fn slots_follow_block_tables() {
     world.check(&derived).unwrap();
 }
 
-/// Batches that have no context to expand need no room for it.
+/// Batches without context to expand need no rows for context.
 #[test]
 fn no_room_without_context() {
     run(&Case {
@@ -899,7 +901,8 @@ fn cases() -> impl Strategy<Value = Case> {
     (dims, formats, requests, padding, shape, step).prop_map(
         |(dims, (dtype, format), mut requests, padding, (heads, page_size), step)| {
             let (threshold, rows, transposed_weights, seed, query_len) = step;
-            // Padding is of the absorbed path's length; to be uniform with it, decodes are single.
+            // Padding has the length of the absorbed path. To be uniform with padding, decodes have
+            // single tokens.
             if query_len == QueryLen::Ragged && threshold > 0 {
                 requests.extend(padding.iter().map(|q| (*q, 0)));
             }

@@ -1,11 +1,11 @@
-//! A NaN among a step's inputs: in the outputs of the tokens that see it, and in no other's.
+//! Puts a NaN among a step's inputs. It must be in the outputs of exactly the tokens that see it.
 
 use mla_runtime::model::{DType, KvFormat};
 
 use crate::world::{Case, Outcome, Owned, World, floats};
 use crate::{MIXED, cpu_layer};
 
-/// Sets a NaN in one of a case's tensors, at the row of `token`.
+/// Sets an element to NaN in one of a case's tensors, in the row of `token`.
 fn put_nan(world: &mut World, tensor: &str, token: usize) {
     let of = |tensor: &mut Owned| tensor.set([token, 0, 0], f64::NAN);
     match tensor {
@@ -16,7 +16,8 @@ fn put_nan(world: &mut World, tensor: &str, token: usize) {
     }
 }
 
-/// The new tokens that see a NaN of `token`: itself, and if it is in the cache those after it.
+/// The new tokens that see a NaN of `token`: the token itself and, if the NaN is in the cache,
+/// those after it.
 fn seeing(world: &World, tensor: &str, token: usize) -> std::ops::Range<usize> {
     let mut end = 0;
     for request in &world.requests {
@@ -31,7 +32,7 @@ fn seeing(world: &World, tensor: &str, token: usize) -> std::ops::Range<usize> {
     }
 }
 
-// A query's NaN is one head's; a row's is every head's.
+// A NaN in a query affects one head. A NaN in a row affects every head.
 fn check(world: &World, clean: &Outcome, with_nan: &Outcome, tensor: &str, token: usize) {
     let case = &world.case;
     let (heads, v) = (case.heads as usize, case.dims.head.v as usize);
@@ -70,7 +71,7 @@ fn check_case(case: &Case) {
 
 #[test]
 fn nan_stays_among_who_see_it() {
-    // All six tokens on the absorbed path, then on the expanded one.
+    // All six tokens take the absorbed path, and then the expanded path.
     for threshold in [100, 0] {
         check_case(&Case {
             threshold,

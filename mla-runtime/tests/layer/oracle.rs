@@ -1,4 +1,4 @@
-//! Attention in f64, from the bytes of the cache and the definition alone.
+//! Attention in f64, computed only from the bytes of the cache and the definition.
 
 use mla_conformance::reference::{self, decode_row};
 use mla_runtime::model::{KvFormat, MlaDims};
@@ -9,9 +9,9 @@ pub(crate) fn row(format: KvFormat, dims: MlaDims, scale: f32, bytes: &[u8]) -> 
     decode_row(format, latent, rope, bytes, scale.into())
 }
 
-/// One head's result for one query token: V values and the log-sum-exp.
+/// The result of one head for one query token: V values and the log-sum-exp.
 ///
-/// `query` has P + R values and each row L + R; `w_kv_b` is the head's part, `[L, P+V]`.
+/// `query` has P + R values, and each row has L + R. `w_kv_b` is the head's part, `[L, P+V]`.
 pub(crate) fn attend(
     dims: MlaDims,
     scale: f64,
@@ -25,7 +25,7 @@ pub(crate) fn attend(
     if rows.is_empty() {
         return (vec![0.0; v], f64::NEG_INFINITY);
     }
-    // A key is c · W_UK, so q · k = (W_UK · q) · c: one product for all rows.
+    // A key is c · W_UK, so q · k = (W_UK · q) · c. One product thus serves all rows.
     let absorbed: Vec<f64> = (0..latent)
         .map(|l| (0..nope).map(|p| query[p] * w_kv_b[l * width + p]).sum())
         .collect();

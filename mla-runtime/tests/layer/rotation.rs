@@ -1,5 +1,4 @@
-//! Calls with queries and keys that are not rotated yet, against those whose tensors were rotated
-//! beforehand.
+//! Compares calls with unrotated queries and keys with calls whose tensors were rotated beforehand.
 
 use mla_cpu::Cpu;
 use mla_runtime::model::{HeadDims, MlaDims, Rope, RotaryStyle, Yarn};
@@ -21,7 +20,7 @@ fn positions(world: &World) -> Vec<usize> {
     requests.flat_map(of).collect()
 }
 
-/// Turns the queries and keys of a batch, by the formula.
+/// Rotates the queries and keys of a batch by the formula.
 pub(crate) fn turn(world: &mut World, rope: &Rope) {
     let head = world.case.dims.head;
     let [nope, width] = [head.nope, head.rope].map(|n| n as usize);
@@ -85,7 +84,7 @@ fn any_step_is_rotated_as_beforehand() {
                 rotated == turned.run(&cpu_layer(&turned.case)),
                 "{requests:?}"
             );
-            // The rotation is not nothing.
+            // The rotation changes the result.
             assert!(world.run(&cpu_layer(&world.case)).cache != rotated.cache);
         }
     }

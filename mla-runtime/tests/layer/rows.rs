@@ -1,5 +1,5 @@
-//! Rows in an order of the engine's own, and padding: the bits of packed rows, which the oracle has
-//! checked, at the places that the engine said; everything else is left as it was.
+//! Tests rows in the engine's own order, with padding. The results must have the bits of packed
+//! rows, which the oracle has checked, at the engine's places. Everything else must stay unchanged.
 
 use mla_cpu::Cpu;
 use mla_runtime::Result;
@@ -17,7 +17,7 @@ use crate::{CpuLayer, MIXED, cpu_layer, run};
 
 const UNTOUCHED: u8 = 0xff;
 
-/// Bytes of rows of `bytes` each, moved to where they stand in tensors of `rows` rows.
+/// Moves rows of `bytes` bytes each to their places in a tensor of `rows` rows.
 fn spread(packed: &[u8], bytes: usize, places: &[usize], rows: usize) -> Vec<u8> {
     let mut spread = vec![UNTOUCHED; rows * bytes];
     for (from, &place) in packed.chunks(bytes.max(1)).zip(places) {
@@ -52,8 +52,8 @@ impl Own<'_> {
         Ok(workspace)
     }
 
-    /// Runs the step on tensors of its own rows; NaN stands in all others. With tables they are not
-    /// rotated yet.
+    /// Runs the step on tensors in the engine's order. All other rows are NaN. With tables, the
+    /// tensors are not rotated yet.
     pub(crate) fn run(
         &self,
         layer: &CpuLayer,
@@ -91,7 +91,7 @@ impl Own<'_> {
         };
         let written = CacheMut::new(&mut cache[..], world.cache_layout)?;
         let to = TensorMut::new(&mut out[..], layout)?;
-        // In the order of the step.
+        // The lists are in the order of the step.
         let (lists, width) = (world.lists(), world.list_width());
         let lists = SlotLists::new(ArrayRef::from_slice(&lists), width);
         let lists = world.case.sparse.then_some(lists);
@@ -125,7 +125,7 @@ impl Own<'_> {
         })
     }
 
-    /// A packed run's results where this one must have them.
+    /// The results of a packed run, moved to the places of this run.
     fn expected(&self, packed: &Outcome, with_lse: bool) -> Outcome {
         let case = &self.world.case;
         let (heads, v) = (case.heads as usize, case.dims.head.v as usize);
@@ -159,7 +159,7 @@ impl Own<'_> {
     }
 }
 
-/// Starts of the requests in an order drawn from `seed`, with up to `gap` rows between them.
+/// The starts of the requests in an order drawn from `seed`, with at most `gap` rows between them.
 fn shuffled(world: &World, seed: u64, gap: usize) -> (Vec<usize>, usize) {
     let mut numbers = Numbers::new(seed);
     let mut order: Vec<usize> = (0..world.requests.len()).collect();
@@ -189,7 +189,7 @@ fn padded_equals_packed() {
         let (world, packed) = run(&case);
         let max_len = MIXED.iter().map(|(q, _)| *q as usize).max().unwrap();
         let count = world.requests.len();
-        // The engine's order is the reverse of the step's.
+        // The engine's order is the reverse of the step's order.
         let starts: Vec<usize> = (0..count).rev().map(|at| at * max_len).collect();
         let own = Own {
             world: &world,
@@ -209,7 +209,7 @@ fn ordered_rows_are_not_copied() {
         (MIXED, 5, 3),
         (&[(1, 9), (1, 4), (1, 30)][..], 0, 2),
         (&[(1, 9)], 7, 0),
-        // A prompt padded at its end.
+        // A prompt with padding after it.
         (&[(21, 40)], 0, 11),
     ] {
         let case = Case::small(requests);
@@ -234,7 +234,7 @@ fn ordered_rows_are_not_copied() {
         assert!(workspace.rows_in_order());
         assert_eq!(workspace.call_rows(), end + behind);
         own.check(&layer, &packed);
-        // No memory is set aside for an index.
+        // Without rows out of order, no memory is reserved for an index.
         let mut plain = layer.workspace(&case.limits()).unwrap();
         assert_eq!(plain.plan().packed_bytes, 0);
         let plan = world.plan(&case.limits()).unwrap();
@@ -275,7 +275,8 @@ fn unrotated_rows() {
     }
 }
 
-/// Tokens of a sparse layer go by the same lists; what makes lists is packed by the step's index.
+/// Tokens of a sparse layer use the same lists. The inputs for making lists are packed by the
+/// step's index.
 #[test]
 fn sparse_rows() {
     for dense_within in [0, 40] {
@@ -306,7 +307,8 @@ fn sparse_rows() {
 fn rows_are_packed() {
     let case = Case::small(&[(1, 9), (3, 5), (6, 6)]);
     let (world, layer) = (World::new(&case), cpu_layer(&case));
-    // One order takes an index; the other has its rows behind one another, after two of padding.
+    // One order needs an index. In the other one the rows are contiguous, after two rows of
+    // padding.
     for (starts, rows) in [([9, 0, 3], 12), ([2, 3, 6], 13)] {
         let own = Own {
             world: &world,
@@ -348,7 +350,7 @@ fn own_positions() {
     };
     let mut workspace = own.prepare(&layer).unwrap();
     let tables = RotaryTables::new(&world.device, &Rope::plain(1e4), 8, 20).unwrap();
-    // One for each token, in an unknown order.
+    // There is one position per token, but nothing says in which order.
     let positions = [2i64, 3, 4, 8];
     let rotation = tables.rotation().unwrap();
     let rotation = rotation.with_positions(ArrayRef::from_slice(&positions));
@@ -370,7 +372,7 @@ fn own_positions() {
     assert!(cache == world.cache && out.iter().all(|value| *value == 0.0));
 }
 
-/// An engine has pages of its own type, padded tensors, its own order.
+/// An engine has its own integer type of pages, padded tensors, and its own order.
 #[test]
 fn planned_rows() {
     let limits = StepLimits::new(6, 64, 3)
@@ -403,7 +405,7 @@ fn planned_rows() {
     assert_eq!(rows, [0..20, 20..21, 21..31, 31..34]);
     assert_eq!((given.tensor_rows(), given.rows_in_order()), (34, false));
 
-    // Padding of a graph stands behind the engine's own requests, and decodes are in order.
+    // The padding of a graph comes after the engine's own requests, and decodes are in order.
     let decodes = [
         StepRequest::new(1, 5, tables[0]),
         StepRequest::new(1, 33, tables[1]),
@@ -441,7 +443,7 @@ fn planned_rows() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Any order, any gaps, any step: the same bits at other rows.
+    /// With any order, any gaps and any step, the rows have the same bits.
     #[test]
     fn any_rows_have_the_packed_bits(
         requests in proptest::collection::vec((1u32..12, 0u32..40), 1..7),
@@ -509,7 +511,7 @@ fn wrong_row_count_is_refused() {
         rows: 10,
     };
     let mut workspace = own.prepare(&layer).unwrap();
-    // Packed tensors have as many rows, but a step of 12 rows has more.
+    // The packed tensors have this number of rows, but a step of 12 rows has more.
     let wider = Own { rows: 12, ..own };
     let mut wider = wider.prepare(&layer).unwrap();
     let refused = world.forward(&layer, &mut wider, true).unwrap_err();
@@ -517,7 +519,7 @@ fn wrong_row_count_is_refused() {
         refused.to_string(),
         "query: given f32 [10, 4, 24] strides [96, 24, 1], accepted f32 [12, 4, 24]"
     );
-    // The parts of a layer take packed rows alone.
+    // The parts of a layer support only packed rows.
     let mut cache = world.cache.clone();
     let mut out = vec![0.0f32; 10 * 4 * 16];
     let mut call = LayerCall::new(
@@ -541,13 +543,13 @@ fn wrong_row_count_is_refused() {
     assert!(cache == world.cache && out.iter().all(|value| *value == 0.0));
 }
 
-/// Block tables and slots in the integer types that engines have.
+/// Tests block tables and slots in the integer types that engines use.
 #[test]
 fn pages_of_any_integer() {
     let case = Case::small(MIXED);
     let (world, expected) = run(&case);
     let layer = cpu_layer(&case);
-    // Entries that no token needs are of any value that the type has.
+    // Entries that no token needs may have any value of the type.
     let wide: Vec<i64> = world.tables.iter().map(|page| i64::from(*page)).collect();
     let words: Vec<u32> = world.tables.iter().map(|page| *page as u32).collect();
     let sizes: Vec<usize> = world.tables.iter().map(|page| *page as usize).collect();

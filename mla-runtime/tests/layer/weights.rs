@@ -1,5 +1,5 @@
-//! The weights in every form that engines have: the same layer outputs from each, which the oracle
-//! has checked for the plain matrix.
+//! Tests the weights in every form that engines have. Each must give the layer outputs of the plain
+//! matrix, which the oracle has checked.
 
 use half::{bf16, f16};
 use mla_cpu::Cpu;
@@ -13,10 +13,10 @@ use mla_runtime::{Error, Result};
 use crate::world::{Case, Numbers, Outcome, World};
 use crate::{MIXED, cpu_layer, run};
 
-/// The heads of this rank, of these in all.
+/// The heads of this rank, and the number of all heads.
 const HEADS: std::ops::Range<usize> = 2..5;
 const ALL: usize = 6;
-/// Widths that are no multiples of a block: 88 rows a head, 160 columns.
+/// Widths that are no multiples of a block: 88 rows per head and 160 columns.
 const DIMS: MlaDims = MlaDims::new(160, HeadDims::new(48, 8, 40));
 const WIDTH: usize = 88;
 const LATENT: usize = 160;
@@ -58,7 +58,7 @@ impl Host {
     }
 }
 
-/// Element `[row, column]` of the matrix of all heads; NaN in those of other ranks.
+/// Element `[row, column]` of the matrix of all heads; NaN for heads of other ranks.
 fn element(world: &World, row: usize, column: usize) -> f64 {
     let own = HEADS.start * WIDTH..HEADS.end * WIDTH;
     match own.contains(&row) {
@@ -137,7 +137,7 @@ fn closure_dequantises_rows() {
         let weights = owned.weights(&config).unwrap();
         same_bits(&world, &expected, "rows", weights);
 
-        // On the device: here a copy.
+        // The matrix is made on the device, here by a copy.
         let own = world.weights.view();
         let owned =
             OwnedWeights::from_device(&world.device, &config, |mut to: TensorMut<'_, Cpu>| {
@@ -152,7 +152,7 @@ fn closure_dequantises_rows() {
     }
 }
 
-/// The value of an e4m3 code that is no NaN.
+/// The value of an e4m3 code other than NaN.
 fn e4m3(code: u8) -> f64 {
     let (exponent, mantissa) = (i32::from(code >> 3 & 0xf), f64::from(code & 7));
     let magnitude = match exponent {
@@ -170,7 +170,7 @@ fn e4m3(code: u8) -> f64 {
 fn block_fp8_at_any_rank() {
     const ROWS: usize = ALL * WIDTH;
     let mut numbers = Numbers::new(7);
-    // Values of about 1/16, in blocks whose scales differ.
+    // Values of about 1/16, in blocks with different scales.
     let codes: Vec<u8> = (0..ROWS * LATENT)
         .map(|_| (numbers.next() % 0x79) as u8 | (numbers.next() as u8 & 0x80))
         .collect();
@@ -181,7 +181,7 @@ fn block_fp8_at_any_rank() {
         .collect();
     let value = |row: usize, column: usize| {
         let scale = scales[row / 128 * width + column / 128];
-        // Exact in f64, rounded to f32 once.
+        // The product is exact in f64, and is rounded to f32 once.
         f64::from((e4m3(codes[row * LATENT + column]) * f64::from(scale)) as f32)
     };
     for dtype in DType::ALL {
@@ -202,7 +202,8 @@ fn block_fp8_at_any_rank() {
         let owned = owned.unwrap();
         same_bits(&world, &expected, "fp8", owned.weights(&config).unwrap());
 
-        // The same of what an engine has cut out: from row 176, which is row 48 of its block.
+        // The same for a part that an engine has cut out. It begins at row 176, which is row 48 of
+        // its block.
         let (first, end) = (HEADS.start * WIDTH, HEADS.end * WIDTH);
         let own_scales = &scales[first / 128 * width..end.div_ceil(128) * width];
         let part = Fp8Blocks::<Cpu>::from_row(
@@ -312,7 +313,7 @@ fn bad_weights_are_refused() {
         refused(owned.map(drop)),
         "heads: given 0..4, accepted a range of the problem's 4 heads of the tensor's 3"
     );
-    // Heads whose rows integers do not count.
+    // The number of these heads' rows exceeds the integer type.
     let last = usize::MAX - 3..usize::MAX;
     let owned = OwnedWeights::from_rows(device, last, &config, |_, _| Ok::<(), Error>(()));
     assert_eq!(
@@ -320,7 +321,7 @@ fn bad_weights_are_refused() {
         "heads: given 18446744073709551612..18446744073709551615, accepted a range of the \
          problem's 3 heads"
     );
-    // Made for other heads, of as many elements.
+    // The weights are made for other heads, with the same number of elements.
     let owned = OwnedWeights::from_rows(device, 0..3, &config, |_, _| {
         Ok::<(), mla_runtime::Error>(())
     });

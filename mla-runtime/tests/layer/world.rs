@@ -1,5 +1,5 @@
-//! A batch with its cache, weights and queries: made from a seed, run through a layer, and compared
-//! with the oracle.
+//! A batch with its cache, weights and queries. It is made from a seed, run through a layer, and
+//! compared with the oracle.
 
 use half::{bf16, f16};
 use mla_cpu::Cpu;
@@ -27,16 +27,16 @@ fn is_dense(case: &Case, request: &Request) -> bool {
     !case.sparse || (case.dense_within > 0 && request.kv <= case.dense_within)
 }
 
-/// A cache as the layer is given it.
+/// A cache as the layer gets it.
 struct Tensors {
     layout: CacheLayout,
     rows: Vec<u8>,
-    /// Rotary keys in a tensor of their own.
+    /// Rotary keys, if they are in a separate tensor.
     rope: Option<Vec<u8>>,
 }
 
 impl Tensors {
-    /// Rows without gaps, as they are or in two tensors.
+    /// Rows without gaps, in one tensor or in two.
     fn new(rows: &[u8], layout: CacheLayout, split: bool) -> Self {
         if !split {
             return Self {
@@ -73,7 +73,7 @@ impl Tensors {
         }
     }
 
-    /// The rows in one tensor, as `layout` has them.
+    /// Returns the rows in one tensor with the layout `layout`.
     fn rows(self, layout: CacheLayout) -> Vec<u8> {
         let Some(keys) = self.rope else {
             return self.rows;
@@ -87,7 +87,7 @@ impl Tensors {
     }
 }
 
-/// Numbers that look random, from a seed.
+/// Pseudorandom numbers from a seed.
 pub(crate) struct Numbers(u64);
 
 impl Numbers {
@@ -104,7 +104,7 @@ impl Numbers {
         z ^ (z >> 31)
     }
 
-    /// Evenly from −`max` to `max`.
+    /// Returns a number with uniform distribution from −`max` to `max`.
     fn uniform(&mut self, max: f64) -> f64 {
         ((self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0) * max
     }
@@ -120,7 +120,7 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// A tensor in the device's memory, with its values as they were rounded.
+/// A tensor in the device's memory, and its values after rounding.
 pub(crate) struct Owned {
     buffer: Buffer,
     layout: Layout,
@@ -183,7 +183,7 @@ fn round(dtype: DType, value: f32, bytes: &mut Vec<u8>) -> f64 {
 }
 
 pub(crate) fn floats(dtype: DType, bytes: &[u8]) -> Vec<f64> {
-    // One row of as many values.
+    // The values form a single row.
     let width = (bytes.len() / dtype.bytes()) as u32;
     let dims = MlaDims::new(width, HeadDims::new(1, 0, 1));
     oracle::row(KvFormat::of(dtype), dims, 1.0, bytes)
@@ -205,7 +205,7 @@ pub(crate) struct Outcome {
 pub(crate) struct World {
     pub(crate) case: Case,
     pub(crate) device: Cpu,
-    /// In the order of the batch.
+    /// The requests in the order of the batch.
     pub(crate) requests: Vec<Request>,
     pub(crate) tables: Vec<i32>,
     pub(crate) max_pages: usize,
@@ -218,17 +218,17 @@ pub(crate) struct World {
     pub(crate) cache: Vec<u8>,
     /// A sink for each head.
     pub(crate) sinks: Option<Vec<f32>>,
-    /// A gate of outputs, for each head or each value.
+    /// A gate of outputs, with a value for each head or for each element.
     pub(crate) gate: Option<Owned>,
-    /// True if every other listed row of the context is taken from a second cache, which holds the
-    /// same.
+    /// True if every other listed row of the context is read from a second cache with the same
+    /// contents.
     pub(crate) two_caches: bool,
 }
 
 impl World {
-    /// A batch as the case says: requests ordered by the planner, pages shuffled over a cache with
-    /// pages to spare, NaN in every slot that holds no context, and garbage in every entry of the
-    /// block tables that no token needs.
+    /// A batch of the case. The planner has ordered its requests, and its pages are shuffled over a
+    /// cache with more pages than needed. Slots that hold no context are NaN, and entries of the
+    /// block tables that no token needs are garbage.
     pub(crate) fn new(case: &Case) -> Self {
         let device = Cpu::new();
         let mut numbers = Numbers::new(case.seed);
@@ -271,7 +271,7 @@ impl World {
         let query = random([tokens, heads, dims.head.qk() as usize], 2.0);
         let new_latent = random([tokens, 1, latent], 1.7);
         let new_rope = random([tokens, 1, rope], 1.7);
-        // Keys and values are then about as large as what they are made from.
+        // Keys and values then have about the magnitude of the latents they are made from.
         let spread = (3.0 / latent as f64).sqrt();
         let weights = match case.transposed_weights {
             true => random([1, columns, latent], spread),
@@ -287,7 +287,7 @@ impl World {
             } else {
                 1.0
             });
-        // In every format a row of ones is a row of NaN.
+        // A row whose bits are all ones is NaN in every format.
         let bytes = cache_layout.slots() * cache_layout.row_stride;
         let mut buffer = device.allocate(bytes).unwrap();
         device
@@ -324,7 +324,7 @@ impl World {
         }
     }
 
-    /// Gives outputs a gate, of `width` values for each token and head.
+    /// Adds a gate of outputs, with `width` values for each token and head.
     pub(crate) fn set_gate(&mut self, width: usize) {
         let shape = [self.slots.len(), self.case.heads as usize, width];
         let numbers = &mut Numbers::new(self.case.seed + 100);
@@ -337,8 +337,8 @@ impl World {
         longest as usize + 2
     }
 
-    /// For each token the positions that its list names: of a sparse case every other one, counted
-    /// back from its own.
+    /// For each token the positions that its list names. In a sparse case these are every other
+    /// position, counted back from the token's own.
     fn attended(&self, request: &Request, own: u32) -> Vec<u32> {
         let visible = match request.kv {
             kv if kv == 0 || !self.case.causal => kv,
@@ -350,7 +350,7 @@ impl World {
         positions
     }
 
-    /// The slots of these positions, out of order and with entries to skip in between.
+    /// The slots of these positions, out of order, with entries in between that must be skipped.
     pub(crate) fn lists(&self) -> Vec<i32> {
         let mut numbers = Numbers::new(self.case.seed);
         let (page, width) = (self.case.page_size, self.list_width());
@@ -362,7 +362,7 @@ impl World {
                     table[(position / page) as usize] * page as i32 + (position % page) as i32
                 };
                 let mut list: Vec<i32> = match is_dense(&self.case, request) {
-                    // It is not read.
+                    // This list is not read.
                     true => Vec::new(),
                     false => self.attended(request, own).into_iter().map(slot).collect(),
                 };
@@ -377,8 +377,8 @@ impl World {
         lists
     }
 
-    /// Makes this the step in which each request of `whole`, all of equal length, brings its token
-    /// number `step` to a cache that holds the ones before.
+    /// Makes this batch a step in which each request of `whole` adds its token number `step`. The
+    /// cache holds the earlier tokens. All requests have equal length.
     pub(crate) fn step_of(&mut self, whole: &World, step: u32) {
         let count = whole.requests.len();
         let len = whole.requests[0].q as usize;
@@ -411,12 +411,12 @@ impl World {
             .collect();
     }
 
-    /// The batch as a step within `limits`, whose slots are those of its pages.
+    /// Plans the batch as a step within `limits`. The slots are those of its pages.
     pub(crate) fn plan(&self, limits: &StepLimits) -> Result<StepPlan> {
         self.plan_pages(limits, &self.tables)
     }
 
-    /// The same with pages in another integer type.
+    /// The same plan, with pages in another integer type.
     pub(crate) fn plan_pages<T: HostIndex>(
         &self,
         limits: &StepLimits,
@@ -453,7 +453,7 @@ impl World {
         workspace.prepare(layer, &plan)
     }
 
-    /// `W_kv_b` in the orientation in which it lies.
+    /// `W_kv_b` in the orientation of the case.
     pub(crate) fn weights(&self) -> Result<Weights<'_, Cpu>> {
         let config = self.case.config();
         match self.case.transposed_weights {
@@ -486,7 +486,7 @@ impl World {
         self.forward_with(layer, workspace, with_lse, self.weights()?)
     }
 
-    /// The same with these weights.
+    /// The same run, with these weights.
     pub(crate) fn forward_with<P, D>(
         &self,
         layer: &MlaLayer<P, D>,
@@ -509,7 +509,7 @@ impl World {
                 .unwrap();
             buffer
         };
-        // Whatever is not written stays NaN.
+        // Elements that are not written stay NaN.
         let mut out = filled(layout.elements() * self.case.dtype.bytes());
         let mut lse = filled(heads * tokens * 4);
         let mut cache = Tensors::new(&self.cache, self.cache_layout, self.case.split_cache);
@@ -518,7 +518,7 @@ impl World {
         let second = self.two_caches.then(|| {
             let mut second = vec![-1; lists.len()];
             for (own, other) in lists.iter_mut().zip(&mut second).step_by(2) {
-                // A new token's row is in the first cache alone.
+                // The row of a new token is only in the first cache.
                 if !self.slots.contains(&i64::from(*own)) {
                     std::mem::swap(own, other);
                 }
@@ -575,7 +575,7 @@ impl World {
         })
     }
 
-    /// The oracle's output `[T, H, V]` and log-sum-exp `[H, T]`, of a run's cache.
+    /// The oracle's output `[T, H, V]` and log-sum-exp `[H, T]`, for the cache of a run.
     pub(crate) fn expected(&self, outcome: &Outcome) -> (Vec<f64>, Vec<f64>) {
         let (dims, layout) = (self.case.dims, self.cache_layout);
         let (heads, tokens) = (self.case.heads as usize, self.slots.len());
@@ -604,7 +604,8 @@ impl World {
         let mut token = 0;
         for (request, table) in self.requests.iter().zip(self.tables.chunks(self.max_pages)) {
             let context = request.kv.saturating_sub(request.q) as usize;
-            // The rows in the cache; on the expanded path the new rows as they were given.
+            // The rows in the cache. On the expanded path, new rows come from the tensors of the
+            // call.
             let rows: Vec<Vec<f64>> = (0..request.kv as usize)
                 .map(|position| {
                     if position >= context && token >= outcome.absorbed_tokens {
@@ -648,12 +649,12 @@ impl World {
         (out, lse)
     }
 
-    /// Compares a run with the oracle: `Err` names the first difference.
+    /// Compares a run with the oracle. `Err` names the first difference.
     pub(crate) fn check(&self, outcome: &Outcome) -> std::result::Result<(), String> {
         let (out, lse) = self.expected(outcome);
-        // Results are at most about 3. Queries and keys are sums of some hundred rounded products,
-        // and outputs are rounded once by each of three operations and by each merge. The
-        // tolerances are several times the sum of such errors.
+        // Results are at most about 3. Queries and keys are sums of some hundred rounded products.
+        // Outputs are rounded once by each of three operations and by each merge. The tolerances
+        // are several times the sum of such errors.
         let (rounding, merges) = match self.case.dtype {
             DType::F32 => (2e-5, 0.0),
             DType::F16 => (4e-3, 1e-3),

@@ -1,4 +1,4 @@
-// Arguments that are refused for their form or their key.
+// Arguments that are refused because of their form or their key.
 
 use mla_runtime::backend::DecodeBackend;
 use mla_runtime::mla_backend;
@@ -62,7 +62,7 @@ decode_backend!(FlagNumber: sm = "90", dtypes = "bf16", quant_output = 1);
 decode_backend!(BadCrate: sm = "90", dtypes = "bf16", crate = "not a path");
 decode_backend!(CrateNumber: sm = "90", dtypes = "bf16", crate = 3);
 
-// Keys in the words of other libraries.
+// Keys with the names of other libraries.
 
 decode_backend!(NumHeads: sm = "90", dtypes = "bf16", num_heads = 16);
 decode_backend!(CudaGraph: sm = "90", dtypes = "bf16", cuda_graph = "always");
@@ -89,7 +89,7 @@ decode_backend!(Größe: sm = "90", dtypes = "bf16", provider = "native");
 decode_backend!(Reserved: sm = "90", dtypes = "bf16", name = "ALL");
 decode_backend!(Auto: sm = "90", dtypes = "bf16");
 
-// Values that are no literals, and other marks than the equals sign.
+// Values that are no literals, and other marks instead of the equals sign.
 
 decode_backend!(Max: sm = "90", dtypes = "bf16", priority = i32::MAX);
 decode_backend!(Sum: sm = "90", dtypes = "bf16", priority = 5 + 3);

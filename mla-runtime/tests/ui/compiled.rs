@@ -18,7 +18,7 @@ const TYPO: &[&str] = &["sm90a"];
 decode_backend!(Declared: sm = "90|120", dtypes = "bf16", compiled = "SM90|SM100");
 decode_backend!(Older: sm = "75", dtypes = "bf16", compiled = SM80);
 
-// A family that is left out might run it: no error.
+// A family that is left out might run it, so this is no error.
 decode_backend!(LeftOut: sm = "90|10x", dtypes = "bf16", compiled = "SM90|OFF");
 
 struct NotATarget;

@@ -1,4 +1,4 @@
-// A path that is not that of the runtime: the errors stand at the key.
+// A path that does not lead to the runtime. The errors point at the key.
 
 use mla_runtime::backend::DecodeBackend;
 use mla_runtime::mla_backend;

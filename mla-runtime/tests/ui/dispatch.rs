@@ -1,4 +1,4 @@
-// The compiler is asked for the best backend and there is none.
+// The best backend is asked for at compile time, but no backend fits.
 
 #![allow(unexpected_cfgs)]
 
@@ -24,7 +24,7 @@ impl DecodeBackend for Hopper {
 
 struct Later;
 
-// Stands for another crate's: within one, the compiler refuses a second claim of a name.
+// Represents another crate's backend. Within one crate, a name can be used only once.
 impl DecodeBackend for Later {
     decode_body!(common::Bytes);
     const SPEC: mla_runtime::spec::BackendSpec = <Hopper as DecodeBackend>::SPEC;

@@ -1,4 +1,4 @@
-// Arguments in the words and the form of elsewhere: the error says what to write.
+// Arguments with the names and the form of other libraries. The error says what to write.
 
 use mla_runtime::backend::DecodeBackend;
 use mla_runtime::mla_backend;
@@ -7,7 +7,7 @@ use mla_runtime::mla_backend;
 #[path = "../common/mod.rs"]
 mod common;
 
-// Values in the words of other libraries: the hint is what is meant.
+// Values with the names of other libraries. The hint says what was meant.
 
 decode_backend!(GraphsTrue: sm = "90", dtypes = "bf16", graphs = true);
 decode_backend!(GraphsFalse: sm = "90", dtypes = "bf16", graphs = false);
@@ -46,7 +46,7 @@ decode_backend!(SmPath: dtypes = "bf16", sm = hopper);
 decode_backend!(SmPaths: dtypes = "bf16", sm = [sm_90a, sm_100a]);
 decode_backend!(PrioritySpaces: sm = "90", dtypes = "bf16", priority = "90:1 *:0");
 
-// Recommendations are accepted, and missing parts are named.
+// Recommended values are accepted, and missing parts are named.
 
 decode_backend!(Bracketed: sm = [90, 100], dtypes = (f16, bf16), kv = ["bf16", "fp8"]);
 decode_backend!(Unquoted: sm = SM, dtypes = bf16, priority = 5 - 3, heads = 16.., page_sizes = 1.5);

@@ -1,4 +1,4 @@
-// Two types of one name in a crate, in whatever modules. Of each phase there may be one.
+// Two types with one name in different modules of a crate. Each phase may have one of them.
 
 #[macro_use]
 #[path = "../common/mod.rs"]

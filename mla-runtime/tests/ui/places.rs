@@ -78,13 +78,13 @@ impl DecodeBackend for WithEntry {
     const ENTRY: Entry = Entry::decode::<Self>();
 }
 
-// The place and the arguments are both wrong, and both are said to be.
+// Both the place and the arguments are wrong, and both are reported.
 #[mla_backend(sm = "90", dtype = "bf16")]
 struct Both;
 
 struct Renamed;
 
-// With its functions, the block can be checked as that of the trait.
+// The functions show which trait was meant, so the block can be checked as one of that trait.
 #[mla_backend(sm = "90", dtypes = "bf16")]
 impl D for Renamed {
     common_body!(common::Bytes);

@@ -1,4 +1,4 @@
-// The device's platform, which only the compiler knows, is checked at the key it contradicts.
+// Only the compiler knows the device's platform. The error points at the key that contradicts it.
 
 use mla_runtime::backend::DecodeBackend;
 use mla_runtime::mla_backend;

@@ -1,4 +1,4 @@
-// One use with many mistakes: each is reported, in one go.
+// One use with many mistakes. All of them are reported at once.
 
 use mla_runtime::backend::PrefillBackend;
 use mla_runtime::mla_backend;

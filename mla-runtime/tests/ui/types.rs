@@ -1,4 +1,4 @@
-// Errors in the block are reported where they stand, although the attribute wrote into it.
+// Errors in the block are reported at their own lines, although the attribute adds code to it.
 
 use mla_runtime::backend::{DecodeBackend, StepLimits};
 use mla_runtime::{Result, mla_backend};
@@ -20,7 +20,7 @@ impl DecodeBackend for WrongReturn {
     }
 }
 
-// The same holds beside errors of the attribute.
+// The same holds if the attribute has errors, too.
 struct WrongTwice;
 
 #[mla_backend(sm = "90", dtypes = "bf61")]

@@ -1,4 +1,4 @@
-// Values that a key does not take.
+// Values that a key does not accept.
 
 #[macro_use]
 #[path = "../common/mod.rs"]

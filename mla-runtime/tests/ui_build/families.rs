@@ -1,4 +1,4 @@
-// In a package of the families sm80 and sm90, which both run on 9.0.
+// A package with the families sm80 and sm90, which both run on 9.0.
 
 #![allow(unexpected_cfgs)]
 
@@ -8,7 +8,7 @@ mod common;
 
 decode_backend!(OfWhich: sm = "90|100", dtypes = "bf16");
 
-// The family is named, by a constant or by the feature.
+// A constant or the feature names the family.
 const SM90: &[&str] = &["sm_90a"];
 
 decode_backend!(OfHopper: sm = "90", dtypes = "bf16", compiled = SM90);

@@ -12,29 +12,29 @@ pub(super) struct Portable(pub(super) MlaDeviceLimits);
 
 impl DenseKernel for Portable {
     unsafe fn workspace(self, params: &MlaDecodeParams, bytes: &mut usize) -> MlaStatus {
-        // SAFETY: the contract of the trait's function; these values outlive the call.
+        // SAFETY: the caller keeps the trait's contract. `params` and `self.0` outlive the call.
         unsafe { raw::mla_decode_sm80_workspace(params, &self.0, bytes) }
     }
 
     unsafe fn launch(self, params: &MlaDecodeParams, stream: *mut c_void) -> MlaStatus {
-        // SAFETY: the contract of the trait's function.
+        // SAFETY: the caller keeps the contract of the trait's function.
         unsafe { raw::mla_decode_sm80(params, &self.0, stream) }
     }
 }
 
 impl ExpandedKernel for Portable {
     unsafe fn load(self, params: &MlaPrefillParams) -> MlaStatus {
-        // SAFETY: the contract of the trait's function.
+        // SAFETY: the caller keeps the contract of the trait's function.
         unsafe { raw::mla_load_prefill_sm80(params) }
     }
 
     unsafe fn workspace(self, params: &MlaPrefillParams, bytes: &mut usize) -> MlaStatus {
-        // SAFETY: the contract of the trait's function; these values outlive the call.
+        // SAFETY: the caller keeps the trait's contract. `params` and `self.0` outlive the call.
         unsafe { raw::mla_prefill_sm80_workspace(params, &self.0, bytes) }
     }
 
     unsafe fn launch(self, params: &MlaPrefillParams, stream: *mut c_void) -> MlaStatus {
-        // SAFETY: the contract of the trait's function.
+        // SAFETY: the caller keeps the contract of the trait's function.
         unsafe { raw::mla_prefill_sm80(params, &self.0, stream) }
     }
 }

@@ -8,9 +8,9 @@ use crate::backends::template::expanded_backend;
 expanded_backend! {
     /// Expanded attention on every GPU since Ampere, for new tokens and for context chunks.
     ///
-    /// Keys come as two sources, the head's part and the shared rotary part, so that they need not
-    /// be packed; packed keys are taken as well. Every request's end is exact: what lies behind it
-    /// in memory is never used. Pointers, and strides in bytes, are multiples of 16.
+    /// Keys may come as two sources, the heads' parts and the shared rotary part, or packed. The
+    /// kernel never uses memory behind the end of a request. Pointers and strides in bytes are
+    /// multiples of 16.
     MmaAttn: super::kernel::Portable,
     feature = "sm80",
     name = "MMA_ATTN",

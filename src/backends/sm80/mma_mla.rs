@@ -1,9 +1,9 @@
-//! MMA_MLA and its siblings for rows with scales: dense absorbed decode on every GPU since Ampere,
+//! MMA_MLA and its variants for rows with scales: dense absorbed decode on every GPU since Ampere,
 //! one launch per step.
 //!
 //! `docs/kernels/portable.md` tells how the kernel works. It divides a batch on the device, from
-//! the lengths there, so a captured step can be replayed with other lengths and pages in the same
-//! arrays.
+//! the lengths there. A captured step can therefore be replayed with other lengths and pages in the
+//! same arrays.
 
 use mla_runtime::spec::Run;
 
@@ -13,9 +13,10 @@ use crate::backends::template::dense_backend;
 const NOT_YET: &[Run] = &[];
 
 dense_backend! {
-    /// Dense absorbed decode on every GPU since Ampere: 1 to 128 heads, up to 16 query tokens per
-    /// request, pages of any multiple of 16; caches of the queries' dtype, or of e4m3 with one
-    /// scale.
+    /// Dense absorbed decode on every GPU since Ampere.
+    ///
+    /// It takes 1 to 128 heads, up to 16 query tokens per request, and pages of any multiple of 16.
+    /// Caches have the queries' dtype, or e4m3 with one scale.
     MmaMla: super::kernel::Portable,
     feature = "sm80",
     name = "MMA_MLA",
@@ -39,8 +40,8 @@ dense_backend! {
 }
 
 dense_backend! {
-    /// The same for caches of `fp8_ds_mla`, of which rows of (512, 64) alone are a multiple of 16
-    /// bytes.
+    /// Dense absorbed decode like `MmaMla`, for caches of `fp8_ds_mla`. Only its rows of dimensions
+    /// (512, 64) are a multiple of 16 bytes.
     MmaMlaDs: super::kernel::Portable,
     feature = "sm80",
     name = "MMA_MLA_DS",
@@ -64,7 +65,8 @@ dense_backend! {
 }
 
 dense_backend! {
-    /// The same for caches of `fp8_per_token`, at pitches of whole 16 bytes: 656 and up.
+    /// Dense absorbed decode like `MmaMla`, for caches of `fp8_per_token`. The row pitch is a
+    /// multiple of 16 bytes, at least 656.
     MmaMlaPerToken: super::kernel::Portable,
     feature = "sm80",
     name = "MMA_MLA_PER_TOKEN",

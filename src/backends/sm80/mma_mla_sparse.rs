@@ -1,7 +1,7 @@
 //! MMA_MLA_SPARSE: sparse absorbed attention on every GPU since Ampere, one launch per step.
 //!
-//! The kernel of dense decode with another loader: `docs/kernels/portable.md`. Nothing is prepared:
-//! a captured step can be replayed with other lists in the same arrays.
+//! It is the kernel of dense decode with another loader, described in `docs/kernels/portable.md`.
+//! Nothing is prepared, so a captured step can be replayed with other lists in the same arrays.
 
 use mla_runtime::mla_backend;
 
@@ -16,10 +16,12 @@ use {
     mla_runtime::tensor::Memory as _,
 };
 
-/// Attention to the cache rows that each query token's list of slots names, on every GPU since
-/// Ampere: 1 to 128 heads, lists of up to 8192 slots of which any may be invalid, pages of any
-/// size; caches of the queries' dtype, of e4m3 with one scale, or of `fp8_ds_mla` with any scales.
-/// A sink per head takes part in the softmax.
+/// Sparse absorbed attention on every GPU since Ampere.
+///
+/// Each query token attends to the cache rows in its list of slots. There may be 1 to 128 heads.
+/// Lists have up to 8192 slots, any of which may be invalid. Pages have any size. Caches have the
+/// queries' dtype, e4m3 with one scale, or `fp8_ds_mla` with any scales. A sink per head takes part
+/// in the softmax.
 #[derive(Debug)]
 pub struct MmaMlaSparse {
     #[cfg(feature = "sm80")]
@@ -78,7 +80,7 @@ impl DecodeBackend for MmaMlaSparse {
     }
 
     fn state(&self, device: &Cuda, _: &StepLimits) -> Result<Buffer> {
-        // The kernels' counters have to begin at zero.
+        // The kernels' counters in the workspace have to begin at zero.
         device.allocate(self.workspace(device)?)
     }
 
@@ -98,10 +100,10 @@ impl DecodeBackend for MmaMlaSparse {
         };
         device.bind()?;
         // SAFETY: `params` checked every tensor and array to hold what its layout says, and the
-        // layouts to agree; the kernel itself skips slots that the cache does not have, and what
-        // stands in the batch's arrays keeps to the contract of a call, by the caller's promise.
+        // layouts to agree. The kernel itself skips slots that the cache does not have. The
+        // contents of the batch's arrays keep to the contract of a call, by the caller's promise.
         // The workspace was allocated zeroed and is borrowed mutably, so no other launch of this
-        // stream's order uses it at the same time.
+        // stream uses it at the same time.
         unsafe {
             raw::check(
                 "sparse attention",

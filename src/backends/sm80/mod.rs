@@ -12,13 +12,14 @@ pub use mma_attn::MmaAttn;
 pub use mma_mla::{MmaMla, MmaMlaDs, MmaMlaPerToken};
 pub use mma_mla_sparse::MmaMlaSparse;
 
-/// The prefill backends of this family, followed by those of a list.
+/// Prepends this family's prefill backends to a list.
 pub(super) type Prefill<Rest> = backends![MmaAttn, ..Rest];
 
-/// The decode backends of this family, followed by those of a list.
+/// Prepends this family's decode backends to a list.
 pub(super) type Decode<Rest> = backends![MmaMla, MmaMlaDs, MmaMlaPerToken, MmaMlaSparse, ..Rest];
 
-/// GPUs on which the conformance of all of this family's backends passed, as machine code for 9.0.
+/// GPUs on which the conformance tests of all of this family's backends passed, with machine code
+/// for compute capability 9.0.
 const RUN_ON: &[Run] = &[Run {
     gpu: "H200",
     capability: Capability::new(9, 0),
@@ -30,7 +31,7 @@ const RUN_ON: &[Run] = &[Run {
 macro_rules! limited_to {
     ($($backend:ident),*) => {$(
         impl $backend {
-            /// Uses no more of the device than `limits` say, as if it were a smaller one.
+            /// Uses no more of the device than `limits` say, as if the device were smaller.
             #[must_use]
             pub fn limited_to(mut self, limits: crate::raw::MlaDeviceLimits) -> Self {
                 self.kernel = kernel::Portable(limits);

@@ -18,7 +18,7 @@ impl IndexDevice for Cuda {
         let params = keys_params(self, config, keys)?;
         self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
-        // to agree; the kernel itself skips slots that the cache does not have.
+        // to agree. The kernel itself skips slots that the cache does not have.
         unsafe {
             raw::check(
                 "index keys",
@@ -44,8 +44,8 @@ impl IndexDevice for Cuda {
             .map_or(std::ptr::null(), std::ptr::from_ref);
         self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
-        // to agree; caches and quantised queries are borrowed mutably, so they are apart from each
-        // other and from all that is read.
+        // to agree. Caches and quantised queries are borrowed mutably, so they do not overlap each
+        // other or any input.
         unsafe {
             raw::check(
                 "index write",
@@ -118,8 +118,8 @@ impl IndexDevice for Cuda {
         };
         self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
-        // to agree; the kernel itself leaves out pages that the cache does not have, and columns
-        // that are not there.
+        // to agree. The kernel itself skips pages that the cache does not have, and columns that do
+        // not exist.
         unsafe {
             raw::check(
                 "index logits",
@@ -152,7 +152,8 @@ impl IndexDevice for Cuda {
             logits_stride: wide("index logits", logits.layout().strides[1])?,
             block_table_stride: wide("block table", rows.batch.block_table.max_pages())?,
             list_stride: wide("slot lists", width)?,
-            // The caller's block table names pages of its cache; their number is not known here.
+            // The block table names pages of the caller's cache. The number of pages is not known
+            // here.
             pages: i64::from(i32::MAX),
             rows: narrow("tokens", rows.tokens.len())?,
             first_token: narrow("tokens", rows.tokens.start)?,
@@ -170,7 +171,7 @@ impl IndexDevice for Cuda {
     }
 }
 
-/// Refuses a batch whose arrays another stream orders.
+/// Refuses a batch with arrays that belong to another stream.
 fn check_rows(device: &Cuda, rows: &IndexRows<'_, Cuda>) -> Result<()> {
     device.check_memory([
         ("query starts", rows.batch.query_starts.bytes()),
@@ -198,7 +199,7 @@ fn keys_params(
         ("index cache", keys.cache.as_ref().bytes()),
     ])?;
     let cache = *keys.cache.layout();
-    // Null pointers are refused by the launch, or mean that something is absent.
+    // The launch refuses null pointers, or takes them for absent tensors.
     Ok(raw::MlaIndexKeysParams {
         keys: keys.keys.bytes().address() as *const _,
         norm_weight: weight.bytes().address() as *const _,
@@ -220,7 +221,7 @@ fn keys_params(
     })
 }
 
-/// Returns the parameters of a quantisation of index queries.
+/// Returns the parameters of the kernel that quantises index queries.
 fn queries_params(
     device: &Cuda,
     config: &IndexerConfig,

@@ -12,14 +12,14 @@ pub(super) struct Hopper;
 
 impl DenseKernel for Hopper {
     unsafe fn workspace(self, params: &MlaDecodeParams, bytes: &mut usize) -> MlaStatus {
-        // SAFETY: a context is current, as `DenseKernel::workspace` demands; both addresses are
+        // SAFETY: a context is current, as `DenseKernel::workspace` demands. Both addresses are
         // those of references, which outlive the call.
         unsafe { raw::mla_decode_sm90_workspace(params, bytes) }
     }
 
     unsafe fn launch(self, params: &MlaDecodeParams, stream: *mut c_void) -> MlaStatus {
-        // SAFETY: `DenseKernel::launch` demands of every address in `params` what the header does;
-        // `params` itself is read before the call returns.
+        // SAFETY: `DenseKernel::launch` demands for every address in `params` what the header
+        // demands. `params` itself is read before the call returns.
         unsafe { raw::mla_decode_sm90(params, stream) }
     }
 }
@@ -31,14 +31,14 @@ impl ExpandedKernel for Hopper {
     }
 
     unsafe fn workspace(self, params: &MlaPrefillParams, bytes: &mut usize) -> MlaStatus {
-        // SAFETY: a context is current, as `ExpandedKernel::workspace` demands; both addresses are
+        // SAFETY: a context is current, as `ExpandedKernel::workspace` demands. Both addresses are
         // those of references, which outlive the call.
         unsafe { raw::mla_prefill_sm90_workspace(params, bytes) }
     }
 
     unsafe fn launch(self, params: &MlaPrefillParams, stream: *mut c_void) -> MlaStatus {
-        // SAFETY: `ExpandedKernel::launch` demands of every address in `params` what the header
-        // does; `params` itself is read before the call returns.
+        // SAFETY: `ExpandedKernel::launch` demands for every address in `params` what the header
+        // demands. `params` itself is read before the call returns.
         unsafe { raw::mla_prefill_sm90(params, stream) }
     }
 }

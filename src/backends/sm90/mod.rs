@@ -1,4 +1,4 @@
-//! Kernels for Hopper, by its own instructions (`sm_90a`).
+//! Kernels for Hopper that use its own instructions (`sm_90a`).
 
 #[cfg(feature = "sm90")]
 mod indexer;
@@ -14,10 +14,10 @@ pub use wgmma_attn::WgmmaAttn;
 pub use wgmma_mla::WgmmaMla;
 pub use wgmma_mla_sparse::WgmmaMlaSparse;
 
-/// The prefill backends of this family, followed by those of a list.
+/// Prepends this family's prefill backends to a list.
 pub(super) type Prefill<Rest> = backends![WgmmaAttn, ..Rest];
 
-/// The decode backends of this family, followed by those of a list.
+/// Prepends this family's decode backends to a list.
 pub(super) type Decode<Rest> = backends![WgmmaMla, WgmmaMlaSparse, ..Rest];
 
 /// GPUs on which all tests of this family's backends passed, each with the latest commit.

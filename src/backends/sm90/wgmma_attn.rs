@@ -2,17 +2,16 @@
 //!
 //! `docs/kernels/prefill.md` tells how the kernel works. It makes its schedule from the lengths on
 //! the device, so nothing is prepared. Its workspace holds the counters by which CTAs share out
-//! their work, and the partial results of query tiles whose keys they divide.
+//! their work, and the partial results of query tiles with divided keys.
 
 use crate::backends::template::expanded_backend;
 
 expanded_backend! {
     /// Expanded attention on sm_90a, for new tokens and for context chunks.
     ///
-    /// Keys come as two sources, the head's part and the shared rotary part, so that they need not
-    /// be packed; packed keys are taken as well, a little slower. Every request's end is exact:
-    /// what lies behind it in memory is never used. Pointers, and strides in bytes, are multiples
-    /// of 16.
+    /// Keys may come as two sources, the heads' parts and the shared rotary part. Packed keys are
+    /// taken as well, a little slower. The kernel never uses memory behind the end of a request.
+    /// Pointers and strides in bytes are multiples of 16.
     WgmmaAttn: super::kernel::Hopper,
     feature = "sm90",
     name = "WGMMA_ATTN",

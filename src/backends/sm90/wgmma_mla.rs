@@ -1,15 +1,17 @@
 //! WGMMA_MLA: dense absorbed decode on Hopper GPUs, one launch per step.
 //!
-//! `docs/kernels/decode.md` tells how the kernel works. Everything a step needs is worked out on
-//! the device from the lengths there, so a captured step can be replayed with other lengths and
-//! pages in the same arrays.
+//! `docs/kernels/decode.md` tells how the kernel works. It plans a step on the device, from the
+//! lengths there. A captured step can therefore be replayed with other lengths and pages in the
+//! same arrays.
 
 use crate::backends::template::dense_backend;
 
 dense_backend! {
-    /// Dense absorbed decode on Hopper GPUs: 1 to 128 heads without padding waste, up to 16 query
-    /// tokens per request, batches of up to 1024 requests, pages of any multiple of 16; caches of
-    /// the queries' dtype, or of e4m3 with one scale.
+    /// Dense absorbed decode on Hopper GPUs.
+    ///
+    /// It takes 1 to 128 heads without padding waste, up to 16 query tokens per request, batches of
+    /// up to 1024 requests, and pages of any multiple of 16. Caches have the queries' dtype, or
+    /// e4m3 with one scale.
     WgmmaMla: super::kernel::Hopper,
     feature = "sm90",
     name = "WGMMA_MLA",

@@ -1,7 +1,7 @@
 //! WGMMA_MLA_SPARSE: sparse absorbed attention on Hopper GPUs, one or two launches per step.
 //!
-//! `docs/kernels/sparse.md` tells how the kernel works. It needs no workspace and nothing prepared:
-//! a captured step can be replayed with other lists in the same arrays.
+//! `docs/kernels/sparse.md` tells how the kernel works. It needs no workspace, and nothing is
+//! prepared, so a captured step can be replayed with other lists in the same arrays.
 
 use mla_runtime::mla_backend;
 
@@ -14,11 +14,13 @@ use {
     mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, StepLimits},
 };
 
-/// Attention to the cache rows that each query token's list of slots names, on Hopper GPUs: 1 to
-/// 128 heads without padding, lists of up to 8192 slots of which any may be invalid, pages of any
-/// size; caches of the queries' dtype, of e4m3 with one scale, or of `fp8_ds_mla` with any scales.
-/// A second cache with lists of its own and a sink per head take part in the same softmax, and
-/// short requests may go by their block tables.
+/// Sparse absorbed attention on Hopper GPUs.
+///
+/// Each query token attends to the cache rows in its list of slots. There may be 1 to 128 heads,
+/// without padding. Lists have up to 8192 slots, any of which may be invalid. Pages have any size.
+/// Caches have the queries' dtype, e4m3 with one scale, or `fp8_ds_mla` with any scales. A second
+/// cache with its own lists and a sink per head take part in the same softmax. Short requests may
+/// use their block tables instead of lists.
 #[derive(Debug)]
 pub struct WgmmaMlaSparse {
     #[cfg(feature = "sm90")]
@@ -76,8 +78,8 @@ impl DecodeBackend for WgmmaMlaSparse {
         };
         device.bind()?;
         // SAFETY: `params` checked every tensor and array to hold what its layout says, and the
-        // layouts to agree; the kernel itself skips slots that the cache does not have, and what
-        // stands in the batch's arrays keeps to the contract of a call, by the caller's promise.
+        // layouts to agree. The kernel itself skips slots that the cache does not have. The
+        // contents of the batch's arrays keep to the contract of a call, by the caller's promise.
         unsafe {
             raw::check(
                 "sparse attention",

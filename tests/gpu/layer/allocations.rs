@@ -1,4 +1,4 @@
-//! Cost of a layer call on the host: no allocation, and little time.
+//! Measures the cost of a layer call on the host: no allocation, and little time.
 
 #[path = "../../../mla-runtime/tests/common/allocations.rs"]
 mod counted;
@@ -44,8 +44,8 @@ fn a_call_allocates_nothing_and_takes_microseconds() {
         assert_eq!(allocations, 0, "{name}");
 
         // The stream is emptied between runs, so that the time is that of enqueuing and not of
-        // waiting. The best of many runs excludes other work on this machine, or a core that is
-        // slow to wake.
+        // waiting. The best of many runs excludes the effects of other work on this machine, and of
+        // a core that is slow to wake.
         let mut best = Duration::MAX;
         for _ in 0..400 {
             gpu.synchronize().unwrap();
@@ -57,7 +57,7 @@ fn a_call_allocates_nothing_and_takes_microseconds() {
         }
         println!("{name}: {best:?} of host time per call");
         if workspace.absorbed_tokens() == workspace.tokens() {
-            // From 12 to 18 µs on one machine, from run to run.
+            // On one machine, it varied from 12 to 18 µs.
             assert!(best <= Duration::from_micros(25), "{name}: {best:?}");
         }
     }

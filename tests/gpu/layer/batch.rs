@@ -24,7 +24,7 @@ mod case;
 pub(crate) use case::Case;
 use case::Places;
 
-/// Numbers spread evenly from −`max` to `max`, rounded.
+/// Returns numbers that are evenly distributed from −`max` to `max`, rounded.
 fn random(rng: &mut StdRng, dtype: DType, elements: usize, max: f32) -> Vec<u8> {
     let mut bytes = vec![0; elements * dtype.bytes()];
     for element in 0..elements {
@@ -38,7 +38,7 @@ fn random(rng: &mut StdRng, dtype: DType, elements: usize, max: f32) -> Vec<u8> 
     bytes
 }
 
-/// A case's numbers, in host memory.
+/// The numbers of a case, in host memory.
 #[derive(Clone)]
 pub(crate) struct Batch {
     pub(crate) case: Case,
@@ -55,9 +55,11 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// A batch as the case says: requests in the planner's order, padding behind those on the
-    /// absorbed path, pages shuffled over a cache with pages to spare, NaN in every slot that holds
-    /// no context, and garbage in every entry of the block tables that no token needs.
+    /// Makes a batch for a case.
+    ///
+    /// Requests are in the planner's order, with padding after those on the absorbed path. Pages
+    /// are shuffled over a cache with spare pages. Slots without context hold NaN, and unneeded
+    /// entries of the block tables hold garbage.
     pub(crate) fn new(case: &Case) -> Self {
         let mut rng = rng(case.seed);
         let dims = case.dims;
@@ -100,7 +102,7 @@ impl Batch {
             },
         );
         let cpu = Cpu::new();
-        // A row of ones is a row of NaN in every format.
+        // A row of bytes 0xff is NaN in every format.
         let bytes = cache_bytes(&cache_layout);
         let mut cache = upload(&cpu, &vec![0xff; bytes]).unwrap();
         if context > 0 {
@@ -120,7 +122,8 @@ impl Batch {
             tables,
             max_pages,
             slots,
-            // Scores have a standard deviation of about 2: every key counts, and none alone.
+            // Scores have a standard deviation of about 2, so every key counts, and no key
+            // dominates.
             query: random(tokens * heads * qk, 2.0 * unit),
             latent: random(tokens * latent, unit),
             rope: random(tokens * rope, unit),
@@ -229,7 +232,7 @@ impl<D: Device> Engine<D> {
         })
     }
 
-    /// The call for the first `tokens` tokens.
+    /// An engine's own tensors on a device, with room for a certain number of tokens.
     pub(crate) fn call(&mut self, tokens: usize) -> Result<LayerCall<'_, D>> {
         let problem = &self.config.problem;
         let dims = problem.dims;
@@ -244,7 +247,7 @@ impl<D: Device> Engine<D> {
         .map(|extent| extent as usize);
         let layout = |shape: [usize; 3]| Layout::contiguous(problem.dtype, shape);
         let weights = TensorRef::new(D::bytes(&self.weights), layout([1, heads * kv_b, latent]))?;
-        // SAFETY: they were uploaded with the batch, and nothing writes them again.
+        // SAFETY: the weights were uploaded with the batch, and nothing writes them again.
         let weights = unsafe { weights.assume_constant() };
         Ok(LayerCall::new(
             Weights::from_checkpoint(weights, &self.config)?,
@@ -275,7 +278,7 @@ impl<D: Device> Engine<D> {
         layer.forward(workspace, self.call(tokens)?)
     }
 
-    /// Uploads another step's queries and new rows to the first places, and its cache.
+    /// Uploads another step's queries and new rows to the beginning of the tensors, and its cache.
     pub(crate) fn load(&mut self, device: &D, batch: &Batch) -> Result<()> {
         for (bytes, buffer) in [
             (&batch.query, &mut self.query),
@@ -314,9 +317,9 @@ pub(crate) struct Distance {
 impl Distance {
     /// Returns the maximum distance between two right results.
     pub(crate) fn accepted(case: &Case, chunks: usize) -> Self {
-        // Each of the two sides rounds queries, weights, values and outputs to u. A row then
-        // differs by about u, and the worst of thousands by two to three times that. Every chunk's
-        // merge adds a rounding.
+        // Both sides round queries, weights, values and outputs to u. A row then differs by about
+        // u, and the worst of thousands by two to three times that. Each chunk's merge adds a
+        // rounding.
         let u = match case.dtype {
             DType::F16 => 2f64.powi(-12),
             _ => 2f64.powi(-9),
@@ -335,8 +338,8 @@ impl Distance {
 }
 
 impl Outcome {
-    /// Computes the distance from `expected`. Rows that are NaN, or zero in one result alone, are
-    /// infinitely far away.
+    /// Computes the distance from `expected`. Rows that are NaN, or zero in only one of the
+    /// results, are infinitely far away.
     pub(crate) fn distance(&self, expected: &Self, case: &Case) -> Distance {
         let width = case.dims.head.v as usize;
         let rows = expected.lse.len() / 4;

@@ -1,4 +1,4 @@
-//! Lets every allocation, upload and launch of a step fail once: the steps after it are right.
+//! Makes every allocation, upload and launch of a step fail once. The steps after it must be right.
 
 use mla_kernels::Cuda;
 use mla_kernels::decode_graph::{DecodeGraph, DecodeShape};
@@ -20,7 +20,7 @@ fn is_asked_for(error: &mla_runtime::Error) -> bool {
     error.to_string().contains("a failure that was asked for")
 }
 
-/// A second layer of the model, on the same device, with memory of its own.
+/// A second layer of the model on the same device, with its own memory.
 struct Bystander<'a> {
     layer: GpuLayer,
     batch: &'a Batch,

@@ -1,5 +1,5 @@
-//! Cache formats that only the gather of context reads: the quantised ones, beside a decode backend
-//! that has nothing to do.
+//! Tests of cache formats that only the gather of context reads, which are quantised. The decode
+//! backend has nothing to do.
 
 use mla_kernels::Cuda;
 use mla_kernels::backends::sm90::WgmmaAttn;
@@ -12,7 +12,7 @@ use mla_runtime::{Error, Result};
 use super::batch::{Batch, Case};
 use crate::common::gpu;
 
-/// Placeholder for a decode backend, which is never called by a step without decodes.
+/// Placeholder for a decode backend. A step without decodes never calls it.
 struct NoDecode;
 
 impl DecodeBackend for NoDecode {

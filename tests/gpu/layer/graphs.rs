@@ -1,4 +1,4 @@
-//! Captured decode steps against the same steps run at once.
+//! Compares captured decode steps with the same steps run directly.
 
 use mla_kernels::decode_graph::{DecodeGraph, DecodeShape};
 use mla_runtime::model::{DType, KvFormat};
@@ -10,8 +10,9 @@ use super::replays::{self, MAX_LEN, decodes, limits};
 use super::{MIXED, gpu_layer};
 use crate::common::gpu;
 
-/// Checks that every step's output, log-sum-exp and cache are those of the same padded step run at
-/// once, for any number of requests, lengths, pages and slots; and that padding gives zeros.
+/// Checks that every step's output, log-sum-exp and cache equal those of the same padded step run
+/// directly, for any number of requests, lengths, pages and slots. Also checks that padding gives
+/// zeros.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn replays_are_the_steps_run_at_once() {
@@ -32,8 +33,8 @@ fn replays_are_the_steps_run_at_once() {
     }
 }
 
-/// Checks that prefills and chunks of their context can be captured as well, for as long as the
-/// lengths stay.
+/// Checks that prefills and chunks of their context can be captured as well, as long as the lengths
+/// stay the same.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn a_captured_mixed_step_is_the_step_run_at_once() {
@@ -61,7 +62,7 @@ fn a_replay_allocates_nothing_and_refuses_by_name() {
     let limits = limits(8, 1, 64);
     let mut workspace = layer.workspace(&limits).unwrap();
     let mut other = layer.workspace(&limits).unwrap();
-    // Steps that are too large for the graph are planned for a workspace with more room.
+    // Steps that are too large for the graph are planned for a larger workspace.
     let more = layer.workspace(&replays::limits(9, 2, 64)).unwrap();
     let batch = decodes(&case, 8, 1, 1);
     let mut engine = Engine::new(gpu, &batch).unwrap();
@@ -85,7 +86,8 @@ fn a_replay_allocates_nothing_and_refuses_by_name() {
 
     let mut refuse = |workspace: &mut _, batch: &Batch| {
         let step = batch.step(&more).unwrap();
-        // SAFETY: everything that was captured lives; this is refused before anything is launched.
+        // SAFETY: everything that was captured lives. The call is refused before anything is
+        // launched.
         let refused = unsafe { graph.replay(&layer, workspace, &step) };
         refused.unwrap_err().to_string()
     };

@@ -1,4 +1,4 @@
-//! Layers, workspaces and graphs of two streams of one GPU, which nothing orders.
+//! Tests of layers, workspaces and graphs of two streams of one GPU, which nothing orders.
 
 use mla_kernels::Cuda;
 use mla_kernels::decode_graph::{DecodeGraph, DecodeShape};
@@ -77,7 +77,7 @@ fn a_captured_step_refuses_another_stream() {
     })
     .unwrap();
     let step = batch.step(&workspace).unwrap();
-    // SAFETY: everything that was captured lives; this is refused before anything is launched.
+    // SAFETY: everything that was captured lives. The call is refused before anything is launched.
     let refused = unsafe { graph.replay(&their_layer, &mut workspace, &step) };
     assert!(message(refused).starts_with("workspace: given memory of stream "));
 }

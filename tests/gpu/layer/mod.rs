@@ -1,9 +1,9 @@
-//! The layer on a Hopper GPU, end to end, against the layer on the CPU device.
+//! Compares the whole layer on a Hopper GPU with the layer on the CPU device.
 //!
-//! Under compute-sanitizer's racecheck, `parts` comes to its end, and what it reports is within
-//! cuBLAS's own `nvjet` kernels. Those cannot be left out, since with `--kernel-name-exclude` the
-//! sanitizer fails on a hardware exception. It does not bring the concurrent test to its end;
-//! memcheck does.
+//! Under compute-sanitizer's racecheck, `parts` runs to its end, and all reports concern cuBLAS's
+//! own `nvjet` kernels. Those cannot be excluded, since with `--kernel-name-exclude` the sanitizer
+//! fails with a hardware exception. Racecheck does not finish the concurrent test, but memcheck
+//! does.
 
 mod allocations;
 mod batch;
@@ -59,7 +59,7 @@ fn gpu_layer(device: &Cuda, case: &Case) -> GpuLayer {
     MlaLayer::of(device, &case.config()).unwrap()
 }
 
-/// A case's batch, a layer with a workspace that is prepared for it, and an engine's tensors.
+/// Makes a case's batch, a layer with a workspace prepared for it, and an engine's tensors.
 fn prepared(gpu: &Cuda, case: &Case) -> (Batch, GpuLayer, GpuWorkspace, Engine<Cuda>) {
     let (batch, layer) = (Batch::new(case), gpu_layer(gpu, case));
     let mut workspace = layer.workspace(&case.limits()).unwrap();
@@ -68,7 +68,7 @@ fn prepared(gpu: &Cuda, case: &Case) -> (Batch, GpuLayer, GpuWorkspace, Engine<C
     (batch, layer, workspace, engine)
 }
 
-/// Runs a case on both devices and refuses a result that is too far from the other.
+/// Runs a case on both devices, and fails if the results are too far apart.
 fn check(gpu: &Cuda, case: &Case) -> Distance {
     let batch = Batch::new(case);
     let expected = batch.on_cpu();
@@ -140,7 +140,7 @@ fn random_batches_agree_with_the_cpu() {
     println!("{max:?}");
 }
 
-/// Checks that a request which grows token by token gives, in every step, what one prefill gives.
+/// Checks that a request that grows token by token gives the same results as one prefill.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn two_hundred_decode_steps_equal_a_prefill() {
@@ -197,7 +197,7 @@ fn two_hundred_decode_steps_equal_a_prefill() {
     assert!(decoded.cache == prefill.cache, "the caches differ");
     let distance = decoded.distance(&prefill, &case);
     println!("{distance:?}");
-    // The two paths round at different places: they differ by some 2.5 u, as each does from exact
+    // The two paths round in different places. They differ by about 2.5 u, as each does from exact
     // attention.
     let u = 2f64.powi(-9);
     assert!(
@@ -254,7 +254,8 @@ fn plan_equals_allocation() {
             DecodeBackend::workspace_bytes(layer.decode(), gpu, &limits).unwrap(),
             PrefillBackend::workspace_bytes(layer.prefill(), gpu, &limits).unwrap(),
         ];
-        // The plan rounds every region up to 256 bytes; what backends ask for is whole already.
+        // The plan rounds every region up to 256 bytes. The backends' sizes are already multiples
+        // of that.
         assert_eq!(backends.map(|bytes| bytes % 256), [0, 0]);
         assert_eq!(plan.backend_bytes, backends.iter().sum::<u64>());
         assert_eq!(allocated, plan.total_bytes, "{case:?}");
@@ -263,8 +264,8 @@ fn plan_equals_allocation() {
     }
 }
 
-/// Checks that two layers of one model share a workspace; two engines on streams of their own share
-/// the GPU.
+/// Checks that two layers of one model share a workspace, and that two engines with their own
+/// streams share the GPU.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn layers_and_streams_keep_apart() {
@@ -280,7 +281,7 @@ fn layers_and_streams_keep_apart() {
         },
     ];
     let batches = cases.each_ref().map(Batch::new);
-    // The second layer's weights and queries are others; its requests are the same.
+    // The second layer has other weights and queries, and the same requests.
     let mut other = batches[0].clone();
     let reversed: Vec<u8> = other.weights.chunks(2).rev().flatten().copied().collect();
     other.weights = reversed;

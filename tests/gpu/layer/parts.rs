@@ -1,5 +1,5 @@
-//! The parts of a step, one after the other, against the whole step, which writes the cache and
-//! multiplies by W_UK at once.
+//! Compares the parts of a step, one after the other, with the whole step, which writes the cache
+//! and multiplies by W_UK in one launch.
 
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
 
@@ -7,7 +7,7 @@ use super::batch::Case;
 use super::{MIXED, check, prepared};
 use crate::common::gpu;
 
-/// Makes requests of one new token each, and of more and more cached ones.
+/// Makes requests of one new token each, with an increasing number of cached tokens.
 fn decodes(count: u32) -> Vec<(u32, u32)> {
     (0..count).map(|at| (1, 7 * at)).collect()
 }
@@ -24,8 +24,8 @@ fn the_parts_give_the_bits_of_the_whole() {
         Case::new(16, &decodes(1)),
         Case::new(16, &decodes(17)),
         Case::new(128, &decodes(16)),
-        // A token more than the kernel takes with 128 heads, and the maximum that it takes alone
-        // with 16.
+        // There is one token more than the kernel takes with 128 heads, and the maximum that it
+        // takes alone with 16.
         Case::new(128, &decodes(33)),
         Case::new(16, &decodes(64)),
         Case::new(2, &decodes(64)),
@@ -55,8 +55,8 @@ fn the_parts_give_the_bits_of_the_whole() {
     }
 }
 
-/// Tries more tokens than the product's own kernel takes without a cache write: there W_UK alone is
-/// cuBLAS's, which sums in another order.
+/// Tries more tokens than the GEMM kernel takes without a cache write. W_UK alone is then computed
+/// by cuBLAS, which sums in another order.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn more_tokens_than_a_product_alone_agree_with_the_cpu() {

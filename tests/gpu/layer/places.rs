@@ -1,5 +1,5 @@
-//! Tensors with addresses or strides that no kernel takes: each is refused by its name before
-//! anything is enqueued.
+//! Tests of tensors with addresses or strides that no kernel takes. Each is refused by its name
+//! before anything is enqueued.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::batch::Case;
 use super::{MIXED, gpu, prepared};
 use crate::common::download;
 
-/// Room for every view here, and the bytes by which one is off.
+/// Replaces a tensor of a call by a view of a buffer, which is large enough for all views here.
 type Change = for<'a> fn(&mut LayerCall<'a, Cuda>, &'a mla_kernels::device::Buffer, Layout);
 
 fn view(room: &mla_kernels::device::Buffer, off: usize, layout: Layout) -> TensorRef<'_, Cuda> {
@@ -78,7 +78,8 @@ fn what_no_kernel_takes_is_refused_before_the_cache_is_written() {
         assert_eq!(engine.outcome(gpu).unwrap(), before, "{number}: {refused}");
     }
 
-    // Outputs and the cache, which are written: what they lie in stays as it is.
+    // A refused call writes neither outputs nor the cache. Their memory holds zeros, and must stay
+    // as it is.
     for field in ["out", "cache"] {
         let mut call = engine.call(batch.tokens()).unwrap();
         let [out, cache] = [&mut out_room, &mut cache_room]
@@ -95,7 +96,7 @@ fn what_no_kernel_takes_is_refused_before_the_cache_is_written() {
     gpu.synchronize().unwrap();
     let zeros = |buffer| download(gpu, buffer).unwrap().iter().all(|byte| *byte == 0);
     assert!(zeros(&out_room) && zeros(&cache_room));
-    // The same workspace runs a call that is right.
+    // The same workspace then runs a valid call.
     engine
         .forward(&layer, &mut workspace, batch.tokens())
         .unwrap();

@@ -1,5 +1,5 @@
-//! Products of few tokens with a matrix per head, on both sides of the size at which cuBLAS takes
-//! over.
+//! Tests of GEMMs of few tokens with a matrix per head, on both sides of the size from which on
+//! cuBLAS is used.
 
 use mla_cpu::Cpu;
 use mla_runtime::Result;
@@ -11,7 +11,8 @@ use rand::RngExt as _;
 use crate::common::{get, gpu, rng};
 use crate::tensors::{On, Tensor, pick};
 
-/// `[tokens, heads, k] · [heads, k, n]` into `[tokens, heads, n]`, as the layer views them.
+/// Multiplies `[tokens, heads, k] · [heads, k, n]` into `[tokens, heads, n]`, as the layer views
+/// them.
 fn run<D: Device>(device: &D, input: &Tensor, weights: &Tensor, out: &Tensor) -> Result<Tensor> {
     let input = On::new(device, input)?;
     let weights = On::new(device, weights)?;
@@ -37,7 +38,7 @@ fn products_per_head_agree_with_the_cpu() {
             0 => pick(&mut rng, &[1, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65]),
             _ => rng.random_range(1..80),
         };
-        // Shapes of W_UK and W_UV, and others that just fit or just do not.
+        // These are the shapes of W_UK and W_UV, and others that barely fit or do not fit.
         let (k, n): (usize, usize) = pick(
             &mut rng,
             &[
@@ -53,7 +54,8 @@ fn products_per_head_agree_with_the_cpu() {
                 (24, 56),
             ],
         );
-        // The part of each head of a row of both, as in W_kv_b, and neighbours along either axis.
+        // Each head's part lies in a row of both weights, as in W_kv_b. It is contiguous along
+        // either axis.
         let spread = (k * n).next_multiple_of(8) + pick(&mut rng, &[0, 8, 640]);
         let strides = match rng.random_bool(0.5) {
             true => [spread.max(k * (n + 8)), n + 8, 1],
@@ -76,14 +78,14 @@ fn products_per_head_agree_with_the_cpu() {
         let out = Tensor::poison(rows(n), 0);
         let given = run(gpu, &input, &weights, &out).unwrap();
         let expected = run(&cpu, &input, &weights, &out).unwrap();
-        // Bytes that are no element of the output are untouched.
+        // Bytes that do not belong to the output must not be written.
         let mut cleared = [given.clone(), expected.clone()];
         for tensor in &mut cleared {
             tensor.fill(|_, _| 0.0);
         }
         assert!(cleared[0].bytes == cleared[1].bytes);
-        // The two sides sum in f32 and round once: to neighbours at worst, beside the order of k
-        // terms.
+        // Both sides sum in f32 and round once. At worst they round to neighbours, apart from the
+        // order of k terms.
         let u = match dtype {
             DType::F16 => 2f64.powi(-10),
             _ => 2f64.powi(-7),
@@ -101,7 +103,7 @@ fn products_per_head_agree_with_the_cpu() {
     println!("at most {max:.2} of what is accepted");
 }
 
-/// Checks that a token's row does not depend on how many others the own kernel takes with it.
+/// Checks that a token's row does not depend on the number of other tokens in this crate's kernel.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn a_row_is_the_same_among_however_many() {

@@ -1,4 +1,4 @@
-//! Results that a captured step has to give, by any backends.
+//! Results that a captured step has to give, with any backends.
 
 use mla_kernels::Cuda;
 use mla_kernels::decode_graph::{DecodeGraph, DecodeShape};
@@ -23,7 +23,7 @@ pub(crate) fn limits(requests: usize, query_len: u32, page_size: u32) -> StepLim
     .with_decode_query_len(query_len as usize)
 }
 
-/// Makes a step of decodes whose cache is as large as that of any other.
+/// Makes a step of decodes in a cache of a fixed size.
 pub(crate) fn decodes(case: &Case, requests: usize, query_len: u32, seed: u64) -> Batch {
     let mut rng = rng(seed);
     let lens = (0..requests).map(|_| (query_len, rng.random_range(query_len..=MAX_LEN)));
@@ -44,13 +44,13 @@ fn largest(case: &Case, requests: usize) -> usize {
     requests * MAX_LEN.div_ceil(case.page_size) as usize + 3
 }
 
-/// Returns the batch with padding behind it, up to `requests` requests.
+/// Returns the batch with padding after it, up to `requests` requests.
 pub(crate) fn padded(batch: &Batch, requests: usize, query_len: u32) -> Batch {
     let mut padded = batch.clone();
     let tokens = requests * query_len as usize;
     let extend = |bytes: &mut Vec<u8>| {
         let row = bytes.len() / batch.tokens();
-        // Padding has inputs too, which give nothing.
+        // Padding has inputs, too, which have no effect.
         bytes.resize(tokens * row, 0x3c);
     };
     extend(&mut padded.query);
@@ -140,7 +140,7 @@ where
     let graph = gpu
         .capture(|_| engine.forward(layer, &mut workspace, tokens))
         .unwrap();
-    // The capture has run nothing yet.
+    // Capturing has not run anything yet.
     assert!(engine.outcome(gpu).unwrap().out != expected.out);
     for _ in 0..2 {
         // SAFETY: layer, workspace and tensors live, and only this stream uses them.

@@ -1,4 +1,4 @@
-//! A step of decodes whose cache write rotates, against one whose tensors were rotated before.
+//! Compares a step of decodes whose cache write rotates with one whose tensors were rotated before.
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{DecodeStage, PrefillStage};
@@ -12,7 +12,7 @@ use crate::common::{get, gpu, put, upload};
 
 const POSITIONS: usize = 2000;
 
-/// The tables, and each token's position: its request's context, and its place among the new
+/// The tables, and each token's position: its request's context plus its index among the new
 /// tokens.
 struct Tables {
     cos: Vec<f32>,
@@ -98,7 +98,7 @@ impl Tables {
 }
 
 impl Tables {
-    /// A call whose positions are the step's.
+    /// Runs a call that uses the step's positions.
     fn run_unrotated(&self, batch: &Batch, layer: &GpuLayer) -> Outcome {
         let device = layer.device();
         let (case, tokens) = (&batch.case, batch.tokens());

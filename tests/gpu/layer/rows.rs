@@ -1,5 +1,5 @@
-//! Rows in an order of an engine's own, weights in other forms, and drafts that see each other, on
-//! a GPU.
+//! Tests of rows in an engine's own order, weights in other forms, and drafts that see each other,
+//! on a GPU.
 
 use mla_kernels::Cuda;
 use mla_runtime::device::{Device as _, Fp8Blocks};
@@ -14,7 +14,7 @@ use super::batch::{Batch, Case, Engine, Outcome};
 use super::{GpuLayer, MIXED, check, gpu_layer};
 use crate::common::{download, gpu, rng, upload};
 
-/// Rows of `bytes` bytes each, moved to their places among `rows` rows of ones.
+/// Moves rows of `bytes` bytes each to their places among `rows` rows of bytes 0xff.
 fn spread(packed: &[u8], bytes: usize, places: &[usize], rows: usize) -> Vec<u8> {
     let mut spread = vec![0xff; rows * bytes];
     for (from, &place) in packed.chunks(bytes).zip(places) {
@@ -23,7 +23,7 @@ fn spread(packed: &[u8], bytes: usize, places: &[usize], rows: usize) -> Vec<u8>
     spread
 }
 
-/// Runs a batch whose requests begin at these rows of tensors of `rows` rows.
+/// Runs a batch whose requests begin at these rows of tensors with `rows` rows.
 fn run(gpu: &Cuda, layer: &GpuLayer, batch: &Batch, starts: &[usize], rows: usize) -> Outcome {
     let limits = batch.case.limits().with_call_rows(rows);
     let mut workspace = layer.workspace(&limits).unwrap();
@@ -35,7 +35,7 @@ fn run(gpu: &Cuda, layer: &GpuLayer, batch: &Batch, starts: &[usize], rows: usiz
     for packed in [&mut own.query, &mut own.latent, &mut own.rope] {
         *packed = spread(packed, packed.len() / places.len(), &places, rows);
     }
-    // An engine makes tensors of as many rows.
+    // An engine makes tensors with this number of rows.
     own.slots.resize(rows, SKIPPED);
     let mut engine = Engine::new(gpu, &own).unwrap();
     engine.forward(layer, &mut workspace, rows).unwrap();
@@ -123,7 +123,7 @@ fn weights_of_every_form_are_those_of_the_plain_matrix() {
     let [latent, nope, v] =
         [case.dims.latent, case.dims.head.nope, case.dims.head.v].map(|extent| extent as usize);
     let (width, row) = (nope + v, latent * case.dtype.bytes());
-    // Per head, the keys transposed.
+    // The keys of each head are transposed.
     let element = |head: usize, output: usize, input: usize| {
         let at = (head * width + output) * row + input * case.dtype.bytes();
         batch.weights[at..at + case.dtype.bytes()].to_vec()
@@ -154,7 +154,8 @@ fn weights_of_every_form_are_those_of_the_plain_matrix() {
     };
     assert!(bytes(&owned) == batch.weights);
 
-    // Block fp8 of 9 heads, of which a rank has the middle ones: from row 512 on and from row 768.
+    // These are block fp8 weights of 9 heads. A rank has the middle heads, from row 512 on and from
+    // row 768 on.
     let rng = &mut rng(3);
     let rows = 9 * width;
     let codes: Vec<u8> = (0..rows * latent)

@@ -1,4 +1,5 @@
-//! Layers of DeepSeek-V3.2 and GLM-5 with their indexers: against the CPU device, and as one graph.
+//! Tests of layers of DeepSeek-V3.2 and GLM-5 with their indexers, compared with the CPU device,
+//! and as one graph.
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_kernels::Cuda;
@@ -24,7 +25,7 @@ const RANK: usize = 192;
 const WIDTH: usize = 128;
 const PAIRS: usize = 32;
 const TOPK: u32 = 128;
-/// Positions of the rotary tables: more than any request has.
+/// Positions of the rotary tables, more than any request needs.
 const POSITIONS: usize = 1024;
 
 /// Returns a layer of each model, with fewer heads and shorter lists.
@@ -74,8 +75,8 @@ struct IndexBatch {
 }
 
 impl IndexBatch {
-    /// Makes the inputs for the tokens of `batch`, with an index key for every token of its
-    /// context, and 0xff elsewhere.
+    /// Makes the inputs for the tokens of `batch`. Every token of its context has an index key, and
+    /// the rest is 0xff.
     fn new(batch: &Batch, config: IndexerConfig) -> Result<Self> {
         let (case, tokens, seed) = (&batch.case, batch.tokens(), batch.case.seed + 100);
         let heads = config.dims.heads as usize;
@@ -190,7 +191,8 @@ impl<D: IndexDevice> IndexEngine<D> {
         })
     }
 
-    /// Uploads another step's inputs to the first places, and its cache. The weights stay.
+    /// Uploads another step's inputs to the beginning of the tensors, and its cache. The weights
+    /// stay.
     fn load(&mut self, device: &D, batch: &IndexBatch) -> Result<()> {
         for (bytes, buffer) in [
             (&batch.latent, &mut self.latent),
@@ -232,7 +234,7 @@ impl<D: IndexDevice> IndexEngine<D> {
     }
 }
 
-/// A layer with an indexer and one behind it that shares its lists, on a device.
+/// A layer with an indexer, and a following one that shares its lists, on a device.
 struct Layers<D: IndexDevice> {
     indexer: Indexer<D>,
     own: Engine<D>,
@@ -269,7 +271,7 @@ impl<D: IndexDevice> Layers<D> {
             self.index.call(tokens)?,
             self.own.call(tokens)?,
         )?;
-        // The lists' borrow is the workspace's, whose step they are for.
+        // The lists are borrowed from the workspace whose step they are for.
         let made = lists.lists(workspace)?;
         let call = self.shared.call(tokens)?.with_slot_lists(made);
         layer.forward(workspace, call)
@@ -305,7 +307,7 @@ struct Outcomes {
     lists: Vec<i32>,
 }
 
-/// Makes the batches of both layers: the same requests, pages and slots, other numbers.
+/// Makes the batches of both layers, with the same requests, pages and slots, and other numbers.
 fn batches(case: &Case) -> [Batch; 2] {
     let own = Batch::new(case);
     let mut shared = own.clone();
@@ -399,7 +401,7 @@ fn layers_of_sparse_models_agree_with_the_cpu() -> Result<()> {
             let expected = run(&cpu, [&own, &shared], &index, 1 << 28)?;
             let layer = gpu_layer(gpu, &case);
             let given = run(&layer, [&own, &shared], &index, 1 << 28)?;
-            // Logits of a few rows at a time, which must not change anything.
+            // Computing the logits of a few rows at a time must not change anything.
             let by_parts = run(&layer, [&own, &shared], &index, 100 << 10)?;
             assert!(given == by_parts, "logits by parts, {case:?}");
             assert!(given.own.cache == expected.own.cache, "caches, {case:?}");
@@ -415,7 +417,8 @@ fn layers_of_sparse_models_agree_with_the_cpu() -> Result<()> {
             );
 
             // Tensor cores add products of e4m3 with fewer bits than f32 has, so another token may
-            // be chosen at the threshold: only a few, and none if all tokens are chosen anyway.
+            // be selected at the threshold. This affects only a few tokens, and none if all are
+            // selected anyway.
             let width = TOPK as usize;
             let (mut changed, mut compared) = (0, 0);
             for (token, (list, reference)) in given
@@ -451,7 +454,7 @@ fn layers_of_sparse_models_agree_with_the_cpu() -> Result<()> {
 
 const MAX_LEN: u32 = 900;
 
-/// Makes a step of decodes in a cache as large as any other's.
+/// Makes a step of decodes in a cache of a fixed size.
 fn decodes(case: &Case, requests: usize, query_len: u32, seed: u64) -> [Batch; 2] {
     let mut rng = rng(seed);
     let lens = (0..requests).map(|_| (query_len, rng.random_range(query_len..=MAX_LEN)));
@@ -472,7 +475,7 @@ fn decodes(case: &Case, requests: usize, query_len: u32, seed: u64) -> [Batch; 2
 
 /// Captures two layers of a decode step in one graph: one layer with an indexer, and one that
 /// shares its lists. Checks that replays with other lengths, other pages and fewer requests give
-/// what the same steps give without a graph.
+/// the same results as these steps without a graph.
 #[test]
 #[ignore = "needs a Hopper GPU: \
             cargo test -r --features sm90 --test gpu -- --ignored layer::sparse"]
@@ -524,8 +527,8 @@ fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
             layers.shared.load(gpu, &shared)?;
             layers.index.load(gpu, &inputs)?;
             let plan = batch.step(&workspace)?;
-            // SAFETY: the layer, workspaces and tensors live, and the caches have as many pages as
-            // any batch names.
+            // SAFETY: the layer, workspaces and tensors live, and the caches have the pages that
+            // the batches name.
             unsafe { graph.replay(&layer, &mut workspace, &plan) }?;
             let given = [layers.own.outcome(gpu)?, layers.shared.outcome(gpu)?];
             let index_cache = download(gpu, &layers.index.cache)?;
@@ -536,9 +539,9 @@ fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
     Ok(())
 }
 
-/// Captures a step of two layers that share lists, with prompts with and without context and with
-/// decodes, in one graph, which holds for these lengths. Checks its replays, with logits in one
-/// chunk or in several.
+/// Captures a step of two layers that share lists in one graph, for fixed lengths. The step has
+/// decodes, and prompts with and without context. Checks the replays, with logits in one chunk or
+/// in several.
 #[test]
 #[ignore = "needs a Hopper GPU: \
             cargo test -r --features sm90 --test gpu -- --ignored layer::sparse"]
@@ -564,7 +567,7 @@ fn a_mixed_step_of_a_sparse_model_is_one_graph() -> Result<()> {
             batches[0].prepare(&layer, &mut workspace)?;
             let graph =
                 gpu.capture(|_| layers.forward(&layer, &mut workspace, &mut lists, tokens))?;
-            // The capture has run nothing yet.
+            // Capturing has not run anything yet.
             let before = layers.own.outcome(gpu)?;
             assert!(before.out != expected.own.out, "{case:?}");
             for _ in 0..2 {

@@ -1,5 +1,5 @@
-//! The layer over two GPUs: the cache split, and the heads split, each by a thread per GPU and by a
-//! process per GPU.
+//! Tests of the layer over two GPUs: with a divided cache, and with divided heads. Each has a
+//! thread per GPU or a process per GPU.
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -21,7 +21,7 @@ use crate::common::{download, gpu, upload};
 
 const RANKS: usize = 2;
 
-/// A member of a group, and its GPU.
+/// A member of a group, with its GPU.
 struct Rank {
     device: Cuda,
     communicator: Communicator,
@@ -62,7 +62,7 @@ fn in_threads<T: Send>(work: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
 }
 
 fn close(distance: Distance, lse: bool) {
-    // Partial results are rounded once more each, and merged.
+    // Each partial result is rounded once more before the merge.
     let u = 2f64.powi(-9);
     assert!(
         distance.worst <= 8.0 * u && distance.mean <= 3.0 * u && (!lse || distance.lse <= 4.0 * u),
@@ -70,15 +70,15 @@ fn close(distance: Distance, lse: bool) {
     );
 }
 
-/// Returns the shard of a batch of decodes that a rank has: its tokens, dealt by the plan, in a
-/// cache of its own.
+/// Returns a rank's shard of a batch of decodes. It has the tokens that the plan assigns to the
+/// rank, in its own cache.
 fn shard_of(batch: &Batch, parallel: ContextParallel, rank: u32) -> Batch {
     let page = batch.case.page_size as usize;
     let mut shard = batch.clone();
     shard.cache.fill(0xff);
     let whole = BlockTables::new(&batch.tables, batch.max_pages, batch.case.page_size).unwrap();
-    // The shard has as many pages as the whole cache, which is more than enough, in the opposite
-    // order.
+    // The shard has the number of pages of the whole cache, which is more than enough, in the
+    // opposite order.
     shard.tables = batch
         .tables
         .iter()
@@ -96,7 +96,7 @@ fn shard_of(batch: &Batch, parallel: ContextParallel, rank: u32) -> Batch {
         slot / page * batch.cache_layout.page_stride + slot % page * row
     };
     for (index, request) in batch.requests.iter().enumerate() {
-        // The new token's row is written by the step itself.
+        // The step itself writes the new token's row.
         for position in 0..u64::from(request.kv - 1) {
             if parallel.rank_of(position) == rank {
                 let from = place(whole.slot(index, position).unwrap());
@@ -120,13 +120,13 @@ fn shard_of(batch: &Batch, parallel: ContextParallel, rank: u32) -> Batch {
     shard
 }
 
-/// Makes requests of one new token, some so short that a rank holds nothing of them.
+/// Makes requests of one new token. Some are so short that a rank holds no token of them.
 fn decodes() -> Case {
     let lens = [1, 2, 16, 17, 700, 64, 1500, 33, 999];
     Case::new(16, &lens.map(|len| (1, len)))
 }
 
-/// Computes a rank's result from its shard of the cache and those of the others.
+/// Computes a rank's result from its own shard of the cache and from the other ranks' results.
 fn with_a_part_of_the_cache(rank: &Rank, whole: &Batch, interleave: u32) -> Outcome {
     let (device, communicator) = (&rank.device, &rank.communicator);
     let case = &whole.case;
@@ -168,7 +168,7 @@ fn mixed() -> Case {
 fn with_a_part_of_the_heads(rank: &Rank, whole: &Batch) -> Vec<u8> {
     let (device, communicator) = (&rank.device, &rank.communicator);
     let tokens = whole.tokens();
-    // The rank's heads of every token, and their rows of the weights.
+    // The rank has its heads of every token, and the weights' rows for these heads.
     let mut shard = whole.clone();
     shard.case.heads /= RANKS as u32;
     let at = communicator.rank();
@@ -195,7 +195,7 @@ fn with_a_part_of_the_heads(rank: &Rank, whole: &Batch) -> Vec<u8> {
     download(device, &all).unwrap()
 }
 
-/// Reorders the gathered results as one GPU would have them: `[T, H, V]`.
+/// Reorders the gathered results to the layout of one GPU: `[T, H, V]`.
 fn joined(gathered: &[u8], expected: &Outcome, tokens: usize) -> Outcome {
     let row = expected.out.len() / tokens / RANKS;
     let mut out = Vec::new();
@@ -217,7 +217,7 @@ fn joined(gathered: &[u8], expected: &Outcome, tokens: usize) -> Outcome {
 fn a_cache_over_two_gpus_is_one_cache() {
     let case = decodes();
     let whole = Batch::new(&case);
-    // The lock is held to the end: the ranks' devices are this test's turn too.
+    // The lock is held to the end, since it also covers the ranks' devices.
     let gpu = gpu();
     let expected = whole.run(&gpu_layer(&gpu, &case)).unwrap();
     for interleave in [1, 16, 64] {
@@ -235,7 +235,7 @@ fn a_cache_over_two_gpus_is_one_cache() {
 fn heads_over_two_gpus_are_all_heads() {
     let case = mixed();
     let whole = Batch::new(&case);
-    // The lock is held to the end: the ranks' devices are this test's turn too.
+    // The lock is held to the end, since it also covers the ranks' devices.
     let gpu = gpu();
     let expected = whole.run(&gpu_layer(&gpu, &case)).unwrap();
     let gathered = in_threads(|rank| with_a_part_of_the_heads(rank, &whole));
@@ -244,12 +244,12 @@ fn heads_over_two_gpus_are_all_heads() {
     close(given.distance(&expected, &case), false);
 }
 
-/// Checks a refusal: NCCL itself would write past the shorter rank's memory.
+/// Checks a refusal, since NCCL itself would write past the shorter rank's memory.
 #[test]
 #[ignore = "needs two Hopper GPUs and NCCL: \
             cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
 fn ranks_of_other_lengths_are_refused_and_go_on() {
-    // The lock is held to the end: the ranks' devices are this test's turn too.
+    // The lock is held to the end, since it also covers the ranks' devices.
     let _gpu = gpu();
     let messages = in_threads(|rank| {
         let (device, communicator) = (&rank.device, &rank.communicator);
@@ -326,7 +326,7 @@ fn ranks_of_other_problems_are_refused_and_go_on() {
     }
 }
 
-/// Checks that the ranks' agreement is not captured, and the gather is.
+/// Checks that the ranks' agreement is not captured, but the gather is.
 #[test]
 #[ignore = "needs a Hopper GPU and NCCL: \
             cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
@@ -358,12 +358,13 @@ fn a_group_of_one_gathers_in_a_capture_as_without() {
     );
 }
 
-// Variables that tell a process its rank, and the folder through which the group's processes meet.
+// Variables that tell a process its rank, and the folder through which the group's processes
+// exchange files.
 const RANK: &str = "MLA_TEST_RANK";
 const FOLDER: &str = "MLA_TEST_FOLDER";
 const TIMEOUT: Duration = Duration::from_secs(100);
 
-/// Starts the program itself once per GPU, for this very test.
+/// Starts the program itself once per GPU, to run this same test.
 #[test]
 #[ignore = "needs two Hopper GPUs and NCCL: \
             cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
@@ -372,7 +373,7 @@ fn a_process_per_gpu_works_as_a_thread_does() {
         let folder = env::var_os(FOLDER).expect("set beside the rank");
         return as_a_process(rank.parse().unwrap(), Path::new(&folder));
     }
-    // The lock is held to the end: the processes' devices are this test's turn too.
+    // The lock is held to the end, since it also covers the processes' devices.
     let _gpu = gpu();
     let folder = env::temp_dir().join(format!("mla-two-gpus-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
@@ -396,7 +397,7 @@ fn a_process_per_gpu_works_as_a_thread_does() {
     assert!(!first.is_empty() && first == second);
 }
 
-/// Waits for all children; if one fails, ends the others, which would wait for it.
+/// Waits for all children. If one fails, ends the others, which would wait for it.
 fn wait(children: &mut [Child]) -> Result<(), String> {
     let start = Instant::now();
     loop {
@@ -407,7 +408,7 @@ fn wait(children: &mut [Child]) -> Result<(), String> {
         let failed = states.iter().flatten().any(|status| !status.success());
         if failed || start.elapsed() > TIMEOUT {
             for child in children {
-                // A child may have ended, and then cannot be ended.
+                // A child that has already ended cannot be ended.
                 let _ = child.kill();
                 let _ = child.wait();
             }
@@ -417,7 +418,7 @@ fn wait(children: &mut [Child]) -> Result<(), String> {
     }
 }
 
-/// Compares both divisions with the whole on this rank's own GPU; leaves the results on which all
+/// Compares both divisions with the whole on this rank's own GPU. Stores the results on which all
 /// ranks have to agree.
 fn as_a_process(rank: usize, folder: &Path) {
     let rank = Rank::join(rank, exchange(rank, folder));
@@ -439,7 +440,8 @@ fn as_a_process(rank: usize, folder: &Path) {
     fs::write(folder.join(format!("result-{rank}")), result).unwrap();
 }
 
-/// Returns the group that rank 0 makes, through a file that is there when it is whole.
+/// Returns the group that rank 0 makes. It is passed in a file that exists only when it is
+/// complete.
 fn exchange(rank: usize, folder: &Path) -> GroupId {
     let (draft, file) = (folder.join("draft"), folder.join("group"));
     if rank == 0 {

@@ -1,6 +1,6 @@
-//! A backend whose first kernel is a programmatic dependent launch that does not wait, as some
-//! kernels from elsewhere. If it declares that its kernels wait, conformance finds the fault. If it
-//! does not, the fences around its calls make its results right.
+//! A backend whose first kernel is a programmatic dependent launch that does not wait, like some
+//! third-party kernels. If the backend declares that its kernels wait, conformance finds the fault.
+//! If it does not, the fences around its calls make its results right.
 
 use mla_conformance::DecodeTopic;
 use mla_kernels::Cuda;
@@ -17,14 +17,14 @@ use mla_runtime::tensor::{Memory as _, TensorRef};
 
 use crate::common::gpu;
 
-/// A portable decode of copies of its queries, which a kernel makes that waits for nothing.
+/// A portable decode of copies of its queries. The kernel that makes the copies waits for nothing.
 struct Impatient<const SAYS_THAT_IT_WAITS: bool> {
     decode: MmaMla,
     copies: Box<dyn Dependents<Cuda>>,
 }
 
-/// Size of the memory for a copy of one call. An allocation within the call would come between the
-/// kernels on the stream, and nothing would overlap.
+/// Size of the memory for the copies of one call. An allocation within the call would come between
+/// the kernels on the stream, and nothing would overlap.
 const COPY_BYTES: usize = 16 << 20;
 
 /// The inner state, and memory for the copies.
@@ -44,7 +44,7 @@ impl<const WAITS: bool> Impatient<WAITS> {
         let (to, _) = Cuda::split_mut(to.bytes_mut(), from.len());
         let (address, len) = (to.address(), to.len());
         self.copies.copy_at_once(from, to)?;
-        // SAFETY: the buffer has that many bytes there, and lives as long as the state.
+        // SAFETY: the buffer has this number of bytes there, and lives as long as the state.
         let bytes = unsafe { Bytes::from_raw(address, len) };
         TensorRef::new(bytes, *tensor.layout())
     }
@@ -58,7 +58,7 @@ impl<const WAITS: bool> DecodeBackend for Impatient<WAITS> {
     const SPEC: BackendSpec = MmaMla::SPEC.with_dependent_launch(WAITS);
 
     fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {
-        // The copies borrow a device, which lives as long as the test's process.
+        // The copies borrow a device that lives as long as the test's process.
         let lasting: &'static Cuda = Box::leak(Box::new(device.clone()));
         let copies = lasting.probe_dependents()?;
         Ok(Self {

@@ -1,4 +1,4 @@
-//! A portable backend that uses no more of a GPU than a smaller one has.
+//! A portable backend that uses only the resources of a smaller GPU.
 
 use mla_kernels::Cuda;
 use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaDs, MmaMlaPerToken, MmaMlaSparse};
@@ -10,7 +10,7 @@ use mla_runtime::backend::{
 };
 use mla_runtime::spec::BackendSpec;
 
-/// `B` with `SHARED` bytes of shared memory for a CTA, and `SMS` SMs.
+/// The backend `B` with `SHARED` bytes of shared memory per CTA, and `SMS` SMs.
 pub(super) struct Smaller<B, const SHARED: i32, const SMS: i32>(B);
 
 const fn limits(shared_memory_bytes: i32, multiprocessors: i32) -> MlaDeviceLimits {
@@ -20,7 +20,7 @@ const fn limits(shared_memory_bytes: i32, multiprocessors: i32) -> MlaDeviceLimi
     }
 }
 
-/// A backend that can be told to use less of a GPU than there is.
+/// A backend that can be limited to a part of the GPU.
 pub(super) trait Limited {
     fn with(self, limits: MlaDeviceLimits) -> Self;
 }

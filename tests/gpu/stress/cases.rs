@@ -12,12 +12,12 @@ use rand::seq::SliceRandom as _;
 use super::machine::{Machine, Memory, Region, Values};
 use crate::tensors::pick;
 
-/// A problem, and the outputs of its launch.
+/// A problem, with the outputs of its launch.
 pub(super) struct Case {
     pub(super) name: String,
     pub(super) outputs: Vec<Region>,
     launch: Box<dyn Fn(*mut c_void) -> MlaStatus>,
-    // The launch has addresses in it.
+    // The launch contains addresses in this memory.
     _memory: Memory,
 }
 
@@ -28,8 +28,8 @@ impl Case {
     }
 }
 
-/// A kernel, and the workspace that all of its cases share: the next launch finds the state that
-/// the one before left there.
+/// A kernel, and the workspace that all of its cases share. A launch finds the state that the
+/// preceding one left there.
 pub(super) struct Kernel {
     pub(super) name: &'static str,
     pub(super) cases: Vec<Case>,
@@ -111,16 +111,17 @@ pub(super) fn kernels(machine: &Machine, rng: &mut StdRng, cases: usize) -> Vec<
 #[cfg(feature = "sm90")]
 const FEW_HEADS: &[i32] = &[1, 5, 8, 12, 16, 20, 32];
 const HEADS: &[i32] = &[1, 5, 8, 12, 16, 20, 32, 33, 48, 64, 65, 96, 127, 128];
-/// Size of a workspace: more than any launch here needs.
+/// Size of a workspace, more than any launch here needs.
 const WORKSPACE_BYTES: usize = 256 << 20;
-/// Leading bytes of a workspace that are zero between launches; each kernel's are fewer.
+/// Number of bytes at a workspace's beginning that are zero between launches. Each kernel has fewer
+/// counters.
 const COUNTER_BYTES: usize = 8192;
 const DIMS: MlaDims = MlaDims::R1;
 pub(crate) const LATENT: usize = 512;
 pub(crate) const ROPE: usize = 64;
 const ROW: usize = LATENT + ROPE;
 
-/// The function that launches, given parameters, and a workspace and its bytes.
+/// The function that launches, given parameters, a workspace, and the workspace's size.
 struct Launch<P> {
     family: &'static str,
     call: unsafe fn(&P, Region, *mut c_void) -> MlaStatus,
@@ -131,7 +132,8 @@ macro_rules! launches {
         #[cfg(feature = $feature)]
         const $name: Launch<raw::$params> = Launch {
             family: $feature,
-            // SAFETY: as the function's caller owes; null limits are those of the device.
+            // SAFETY: the function's caller keeps its contract. Null limits are those of the
+            // device.
             call: |params, workspace, stream| unsafe { $call(params, workspace, stream) },
         };
     )*};
@@ -186,12 +188,12 @@ fn cache_values(rows: KvFormat) -> Values {
     }
 }
 
-/// Returns where rotary keys begin in a cache of such rows.
+/// Returns the address of rotary keys in a cache of these rows.
 pub(crate) fn rotary_keys(rows: KvFormat, cache: *const c_void) -> *const c_void {
     cache.wrapping_byte_add(rows.latent_bytes(DIMS))
 }
 
-/// Returns the sums of the lengths before each request, and of all.
+/// Returns the sum of the lengths before each request, and of all lengths.
 fn starts(lens: &[i32]) -> Vec<i32> {
     let sums = lens.iter().scan(0, |sum, len| {
         *sum += len;
@@ -200,7 +202,7 @@ fn starts(lens: &[i32]) -> Vec<i32> {
     std::iter::once(0).chain(sums).collect()
 }
 
-/// Parameters of a launch, and the memory that they point to, but for the workspace.
+/// Parameters of a launch, and the memory that they point to, except the workspace.
 pub(crate) struct Call<P> {
     pub(crate) params: P,
     /// The output, and the log-sum-exp.
@@ -217,7 +219,7 @@ impl<P: Copy + 'static> Call<P> {
         params: &P,
         launch: impl Fn(&P) -> MlaStatus,
     ) -> [Vec<u32>; 2] {
-        // SAFETY: the status is that of a function of `raw`.
+        // SAFETY: the status was returned by a function of `raw`.
         unsafe { raw::check("a raw call", launch(params)) }.unwrap();
         self.outputs.map(|output| machine.download(output))
     }
@@ -227,9 +229,9 @@ impl<P: Copy + 'static> Call<P> {
         Case {
             name,
             outputs: self.outputs.to_vec(),
-            // SAFETY: all addresses are of this call's memory or of the workspace, as large as the
-            // extents and strides say; lengths and pages are within the table and the cache, and
-            // starts rise from 0 to the tokens.
+            // SAFETY: all addresses belong to this call's memory or to the workspace, with the
+            // sizes that the extents and strides say. Lengths and pages are within the table and
+            // the cache, and starts rise from 0 to the tokens.
             launch: Box::new(move |stream| unsafe { (launch.call)(&params, workspace, stream) }),
             _memory: self.memory,
         }
@@ -243,7 +245,7 @@ pub(crate) struct Draw<'a> {
     workspace: Region,
 }
 
-/// Lists of slots, token by token, and how many entries of each count.
+/// Lists of slots for all tokens, and the number of entries of each that count.
 pub(crate) struct Lists {
     pub(crate) width: usize,
     pub(crate) entries: Vec<i32>,
@@ -259,7 +261,7 @@ pub(crate) struct Listed {
 }
 
 impl<'a> Draw<'a> {
-    /// Makes a workspace of zeros, whose part behind the counters is poisoned.
+    /// Makes a workspace of zeros. The part after the counters is poisoned.
     pub(crate) fn new(machine: &'a Machine, rng: &'a mut StdRng, memory: &mut Memory) -> Self {
         let workspace = machine.zeros(memory, WORKSPACE_BYTES);
         machine.fill(workspace, COUNTER_BYTES, 0xff);
@@ -284,7 +286,7 @@ impl<'a> Draw<'a> {
         self.rng.random_range(low..=high).exp() as i32
     }
 
-    /// A list for each token: padded at its end, with gaps, scattered, of one slot, or empty.
+    /// Makes a list for each token: padded at its end, with gaps, scattered, of one slot, or empty.
     fn lists(&mut self, tokens: usize, width: usize, slots: i32) -> Lists {
         let mode = self.rng.random_range(0..6);
         let mut entries = vec![-1; tokens * width];
@@ -325,7 +327,7 @@ impl<'a> Draw<'a> {
         }
     }
 
-    /// Lists whose first entries are valid, as many as `keys` says of each token.
+    /// Makes lists whose first entries are valid. `keys` has their number for each token.
     fn prefixes(&mut self, width: usize, slots: i32, keys: &[usize], with_counts: bool) -> Lists {
         let mut entries = vec![-1; keys.len() * width];
         for (list, &keys) in entries.chunks_mut(width).zip(keys) {
@@ -394,9 +396,9 @@ impl<'a> Draw<'a> {
         self.sparse_case(SPARSE_90, DType::BF16, rows, &listed)
     }
 
-    /// Lists in two caches, of different lengths in turn. The first `first` tokens, one for each
-    /// CTA, have 128 entries in one cache and 552 in the other; the next ones have 40 in each, and
-    /// the rest have whole tiles of 128.
+    /// Makes lists in two caches, with different lengths in turn. The first `first` tokens, one for
+    /// each CTA, have 128 entries in one cache and 552 in the other. The next ones have 40 in each,
+    /// and the rest have whole tiles of 128.
     #[cfg(feature = "sm90")]
     fn two_lists(&mut self, rows: KvFormat, heads: i32, tokens: usize, first: usize) -> Case {
         let keys = |in_first, between, rest| -> Vec<usize> {
@@ -422,8 +424,8 @@ impl<'a> Draw<'a> {
         self.listed(KvFormat::BF16, 32, lists, None)
     }
 
-    /// Makes a case without a second cache. Each list has twelve times 40 valid entries before a
-    /// gap, and whole tiles behind.
+    /// Makes a case without a second cache. Each list has 480 valid entries before a gap, and whole
+    /// tiles after it.
     #[cfg(feature = "sm90")]
     fn gaps(&mut self, rows: KvFormat, heads: i32) -> Case {
         let mut lists = self.prefixes(4096, 6400, &[4096; 132], false);
@@ -537,7 +539,7 @@ impl<'a> Draw<'a> {
         call.case(self, name, launch)
     }
 
-    /// Makes a dense decode of as many query tokens of each request.
+    /// Makes a dense decode in which each request has `query_len` query tokens.
     pub(crate) fn decode_of(
         &mut self,
         of: DType,
@@ -631,7 +633,7 @@ impl<'a> Draw<'a> {
         call.case(self, name, launch)
     }
 
-    /// Makes a prefill of rows one behind the other; the keys' parts are neighbours.
+    /// Makes a prefill with contiguous rows. The two parts of a key are side by side.
     pub(crate) fn prefill_of(
         &mut self,
         of: DType,
@@ -695,7 +697,7 @@ impl<'a> Draw<'a> {
         }
     }
 
-    /// Requests of the indexer: where query tokens begin, lengths, and a table of pages of 64.
+    /// Makes requests of the indexer: starts of query tokens, lengths, and a table of pages of 64.
     #[cfg(feature = "sm90")]
     fn indexed(&mut self) -> (Vec<i32>, Vec<i32>, Vec<i32>, i32) {
         let requests = self.pick(&[1, 2, 5, 16]);
@@ -721,8 +723,7 @@ impl<'a> Draw<'a> {
         let columns = (max_pages * 64) as usize;
         let queries = self.random(&mut memory, rows * heads * 128, Values::E4m3);
         let weights = self.random(&mut memory, rows * heads * 4, Values::F32);
-        // A page's scales lie behind its values; e4m3 bytes of this kind are finite numbers as f32,
-        // too.
+        // A page's scales follow its values. These e4m3 bytes are also finite numbers as f32.
         let cache = self.random(&mut memory, table.len() * 64 * 132, Values::E4m3);
         let logits = self.machine.zeros(&mut memory, rows * columns * 4);
         let params = raw::MlaIndexLogitsParams {
@@ -835,7 +836,7 @@ impl<'a> Draw<'a> {
         Case {
             name: format!("cache write, {of}, {rows}, {tokens} tokens"),
             outputs: vec![cache],
-            // SAFETY: as in `Call::case`; slots differ.
+            // SAFETY: as in `Call::case`. All slots are different.
             launch: Box::new(move |stream| unsafe { raw::mla_cache_write(&params, stream) }),
             _memory: memory,
         }
@@ -877,8 +878,8 @@ impl<'a> Draw<'a> {
         }
     }
 
-    /// Rows of an engine's own order into that of a step, or back: some stay where they are, and
-    /// columns may lie apart.
+    /// Makes a copy of rows from an engine's own order to that of a step, or back. Some rows are
+    /// not copied, and columns may be strided.
     fn copy_rows(&mut self) -> Case {
         let mut memory = Memory::default();
         let bytes = self.pick(&[2, 4]);
@@ -921,7 +922,7 @@ impl<'a> Draw<'a> {
                 width + padding
             ),
             outputs: vec![to],
-            // SAFETY: as in `Call::case`; places within the tensor differ.
+            // SAFETY: as in `Call::case`. Places within the tensor are all different.
             launch: Box::new(move |stream| unsafe { raw::mla_copy_rows(&params, stream) }),
             _memory: memory,
         }

@@ -1,5 +1,5 @@
 //! The surroundings of a launch under stress: buffers, random contents made on the device, a kernel
-//! that fills shared memory, and a comparison that does not leave the device.
+//! that fills shared memory, and a comparison on the device.
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUdevice_attribute, CUdeviceptr, CUfunction, CUfunction_attribute};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result};
 
-/// Words of shared memory that a CTA of Hopper may ask for.
+/// Words of shared memory that a CTA may request on Hopper.
 const SHARED_WORDS: u32 = 227 * 256;
 
-/// The addresses of a kernel's arguments.
+/// Returns the addresses of a kernel's arguments.
 macro_rules! arguments {
     ($($argument:expr),*) => {
         &mut [$((&raw const $argument).cast_mut().cast::<c_void>()),*]
@@ -29,7 +29,7 @@ pub(crate) enum Values {
 }
 
 impl Values {
-    /// The arguments `keep`, `shift`, `vary` and `add` of `fill_random`.
+    /// Returns the arguments `keep`, `shift`, `vary` and `add` of `fill_random`.
     fn fields(self) -> [u32; 4] {
         match self {
             Self::Bf16 => [0x807f_807f, 1, 0x0180_0180, 0x3d80_3d80],
@@ -40,7 +40,7 @@ impl Values {
     }
 }
 
-/// A stream and the kernels of `stress.ptx`.
+/// A stream, and the kernels of `stress.ptx`.
 pub(crate) struct Machine {
     stream: Arc<CudaStream>,
     fill_shared: CUfunction,
@@ -49,7 +49,7 @@ pub(crate) struct Machine {
     ctas: u32,
 }
 
-/// Device memory by its address. It lives as long as its owner, [`Memory`].
+/// Device memory by address. It lives as long as its owner, [`Memory`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
     pub(crate) address: CUdeviceptr,
@@ -73,14 +73,14 @@ impl Machine {
         let context = stream.context();
         context.bind_to_thread().unwrap();
         let source = CString::new(include_str!("stress.ptx")).unwrap();
-        // SAFETY: the image is a text that ends with 0. Its module lives as long as the context.
+        // SAFETY: the image is a text that ends in 0. Its module lives as long as the context.
         let module = unsafe { result::module::load_data(source.as_ptr().cast()) }.unwrap();
         let function = |name| {
             // SAFETY: the module is loaded.
             unsafe { result::module::get_function(module, CString::new(name).unwrap()) }.unwrap()
         };
         let fill_shared = function("fill_shared");
-        // SAFETY: the function is of a loaded module.
+        // SAFETY: the function belongs to a loaded module.
         unsafe {
             result::function::set_function_attribute(
                 fill_shared,
@@ -120,7 +120,7 @@ impl Machine {
         Region { address, bytes }
     }
 
-    /// Allocates random elements, a function of the seed.
+    /// Allocates random elements, which depend only on the seed.
     pub(crate) fn random(
         &self,
         memory: &mut Memory,
@@ -136,8 +136,8 @@ impl Machine {
             _ => (0, 0, 0),
         };
         let tail = Values::Bf16.fields()[3];
-        // SAFETY: the arguments are those that `stress.ptx` declares, and the words lie in the
-        // region, which is rounded up to 256 bytes.
+        // SAFETY: the arguments are those that `stress.ptx` declares. The words lie in the region,
+        // which is rounded up to 256 bytes.
         unsafe {
             self.launch(
                 self.fill_random,
@@ -162,9 +162,9 @@ impl Machine {
 
     pub(crate) fn upload(&self, memory: &mut Memory, words: &[i32]) -> Region {
         let region = self.zeros(memory, words.len() * 4);
-        // The copy waits for no stream.
+        // The copy does not wait for a stream.
         self.synchronize();
-        // SAFETY: the region has room for the words, and the copy is over when this returns.
+        // SAFETY: the region has room for the words, and the copy is complete when this returns.
         unsafe { result::memcpy_htod_sync(region.address, words) }.unwrap();
         region
     }
@@ -172,7 +172,7 @@ impl Machine {
     pub(crate) fn upload_long(&self, memory: &mut Memory, words: &[i64]) -> Region {
         let region = self.zeros(memory, words.len() * 8);
         self.synchronize();
-        // SAFETY: the region has room for the words, and the copy is over when this returns.
+        // SAFETY: the region has room for the words, and the copy is complete when this returns.
         unsafe { result::memcpy_htod_sync(region.address, words) }.unwrap();
         region
     }
@@ -207,8 +207,8 @@ impl Machine {
         .unwrap();
     }
 
-    /// Copies the two parts of queries, rows of 512 and of 64 elements of 16 bits that lie 576
-    /// elements apart, to rows side by side.
+    /// Copies the two parts of queries to rows side by side. The rows have 512 and 64 elements of
+    /// 16 bits, at a distance of 576 elements.
     #[cfg(feature = "sm90")]
     pub(crate) fn without_gaps(
         &self,
@@ -234,7 +234,8 @@ impl Machine {
 
     /// Enqueues a kernel that leaves a pattern in the shared memory of every SM.
     pub(crate) fn poison(&self, number: u32) {
-        // Patterns: zeros, ones, NaN, the smallest positive and the minimal word, and random words.
+        // The patterns are zeros, ones, NaN, the smallest positive and the minimum word, and random
+        // words.
         let (pattern, hashed) = match number % 7 {
             0 => (0, 0u32),
             1 => (u32::MAX, 0),
@@ -244,7 +245,8 @@ impl Machine {
             _ => (number, 1),
         };
         let words = SHARED_WORDS;
-        // SAFETY: the arguments are those that `stress.ptx` declares; the CTA has that many words.
+        // SAFETY: the arguments are those that `stress.ptx` declares, and the CTA has this number
+        // of words.
         unsafe {
             self.launch(
                 self.fill_shared,
@@ -254,11 +256,12 @@ impl Machine {
         }
     }
 
-    /// Counts words that differ into the counter at `count`.
+    /// Adds the number of words that differ to the counter at `count`.
     pub(crate) fn compare(&self, a: Region, b: Region, count: CUdeviceptr) {
         assert!(a.bytes == b.bytes && a.bytes.is_multiple_of(4));
         let words = a.bytes as u64 / 4;
-        // SAFETY: the arguments are those that `stress.ptx` declares, and the words lie in both.
+        // SAFETY: the arguments are those that `stress.ptx` declares, and the words lie in both
+        // regions.
         unsafe {
             self.launch(
                 self.compare,
@@ -280,10 +283,10 @@ impl Machine {
     ///
     /// # Safety
     ///
-    /// `arguments` are addresses of values of the types that the kernel declares, in their order,
-    /// and what they say of memory is true.
+    /// `arguments` are addresses of values of the types that the kernel declares, in their order.
+    /// The memory that they name is valid.
     unsafe fn launch(&self, kernel: CUfunction, shared_bytes: u32, arguments: &mut [*mut c_void]) {
-        // SAFETY: as this function's caller owes.
+        // SAFETY: this function's caller keeps the same contract.
         unsafe {
             result::launch_kernel(
                 kernel,

@@ -1,6 +1,6 @@
-//! The program that `cargo xtask` starts. The toolkit is wanted before anything is compiled, so its
-//! chore is here, with hardly a dependency; every other chore is in `xtask`, which is compiled when
-//! one is asked for.
+//! The program that `cargo xtask` starts. The toolkit is needed before anything is compiled, so the
+//! chore that installs it is here, with few dependencies. All other chores are in `xtask`, which is
+//! compiled when one of them is called.
 
 mod toolkit;
 
@@ -24,7 +24,7 @@ mod pins;
 fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
-        // The error and its causes, without a backtrace.
+        // The error and its causes are printed without a backtrace.
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE

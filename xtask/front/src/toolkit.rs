@@ -1,4 +1,4 @@
-//! Installs the wheels that `mla-build/toolkit.txt` pins, each with the hash that it must have.
+//! Installs the wheels that `mla-build/toolkit.txt` pins, and checks the hash of each.
 
 use std::{
     ffi::OsString,
@@ -31,7 +31,7 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// `None` if only help is asked for.
+    /// Parses the arguments. Returns `None` if only help is asked for.
     fn parse(arguments: &[OsString]) -> anyhow::Result<Option<Self>> {
         let mut parsed = Self {
             python: "python3".into(),
@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &[OsString]) -> anyhow::Result<()> {
     let folder = pins
         .folder()
         .context("no folder to install into: set MLA_TOOLKIT, XDG_DATA_HOME or HOME")?;
-    // The folder comes into being whole, by a rename, so it is complete wherever it exists.
+    // The folder is made by a rename, so it is complete if it exists.
     if folder.exists() && !arguments.again {
         println!(
             "{} is there already; --again installs it anew",
@@ -124,7 +124,7 @@ fn install(arguments: &Arguments, target: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A folder that goes when the chore ends, unless it was renamed.
+/// A folder that is removed when the chore ends, unless it was renamed.
 struct Staging(PathBuf);
 
 impl Drop for Staging {

@@ -1,5 +1,4 @@
-//! The toolkit's wheels are those that were pinned, or none. Here a wheel of one line stands for
-//! them.
+//! Either the pinned wheels are installed, or none. In these tests, a small wheel stands for them.
 
 use std::{
     fs,
@@ -7,7 +6,7 @@ use std::{
     process::{Command, Output},
 };
 
-/// Writes a wheel that holds one file, and returns its hash.
+/// Writes a wheel with one file, and returns its hash.
 fn wheel(folder: &Path, text: &str) -> String {
     const SCRIPT: &str = "\
 import hashlib, sys, zipfile

@@ -1,4 +1,4 @@
-//! A made-up cache format: it lies in memory as `fp8` does.
+//! A made-up cache format with the memory layout of `fp8`.
 
 use std::{collections::BTreeSet, process::Command};
 
@@ -6,11 +6,11 @@ use cargo_metadata::diagnostic::Diagnostic;
 
 use crate::tree::{Tree, contributing};
 
-/// The features with which everything of Rust that may name a format is checked.
+/// The features with which all Rust code that may name a format is checked.
 const FEATURES: &str = "--features=mla-kernels/sm80,mla-kernels/sm90,mla-cli/sm90";
 
-/// Places that are no match on the format: a part of the error that leads to the place, the file,
-/// and its text before and after the format is added.
+/// Places that name formats but do not match on them. Each has a part of the error that leads to
+/// it, the file, and its text before and after the format is added.
 const NAMED: [(&str, &str, &str, &str); 3] = [
     (
         "see mla-macros/src/vocabulary.rs",
@@ -33,8 +33,8 @@ const NAMED: [(&str, &str, &str, &str); 3] = [
     ),
 ];
 
-/// Gives each match that lacks the format an arm, as the compiler suggests, until everything
-/// compiles. Returns the files that did not.
+/// Adds an arm to each match without the format, as the compiler suggests, until everything
+/// compiles. Returns the changed files.
 fn rust(tree: &Tree) -> BTreeSet<String> {
     let enumeration = "mla-runtime/src/model/kv_format.rs";
     let mut places = BTreeSet::from([enumeration.to_owned()]);
@@ -55,7 +55,7 @@ fn rust(tree: &Tree) -> BTreeSet<String> {
     panic!("it does not compile after 16 steps: {places:?}");
 }
 
-/// Adds the format where these errors miss it, and returns the files that were changed.
+/// Adds the format where these errors report that it is missing, and returns the changed files.
 fn mend(tree: &Tree, errors: &[Diagnostic]) -> BTreeSet<String> {
     let (mut changed, mut arms) = (BTreeSet::new(), BTreeSet::new());
     for error in errors {
@@ -64,12 +64,12 @@ fn mend(tree: &Tree, errors: &[Diagnostic]) -> BTreeSet<String> {
             arms.insert(missing_arm(tree, error));
             continue;
         };
-        // Several crates may report one place.
+        // Several crates may report the same place.
         if changed.insert((*file).to_owned()) {
             tree.edit(file, before, after);
         }
     }
-    // Insertions begin at the end of each file, so that a place stays what it was.
+    // Insertions begin at the end of each file, so that earlier positions stay valid.
     for (file, at, text) in arms.into_iter().rev() {
         let mut source = tree.read(&file);
         source.insert_str(at, &text);
@@ -79,7 +79,7 @@ fn mend(tree: &Tree, errors: &[Diagnostic]) -> BTreeSet<String> {
     changed
 }
 
-/// The place of a match that lacks the format, and the arm that the compiler suggests.
+/// Returns the place of a match without the format, and the arm that the compiler suggests.
 fn missing_arm(tree: &Tree, error: &Diagnostic) -> (String, usize, String) {
     let is_missing = error.code.as_ref().is_some_and(|code| code.code == "E0004");
     assert!(
@@ -93,8 +93,8 @@ fn missing_arm(tree: &Tree, error: &Diagnostic) -> (String, usize, String) {
         .next()
         .unwrap_or_else(|| panic!("the compiler suggests an arm: {error:#?}"));
     let at = span.byte_start as usize;
-    // Its number in the C interface is another place. The rest is what a spec is checked by when it
-    // is compiled.
+    // The arm of its number in the C interface is different. The other arms check specs at compile
+    // time.
     let arm = match span.file_name.as_str() {
         "src/device/argument.rs" => "raw::MLA_CACHE_MADE_UP as i32",
         file @ "mla-runtime/src/model/kv_format.rs" => match function_at(&tree.read(file), at) {
@@ -108,13 +108,14 @@ fn missing_arm(tree: &Tree, error: &Diagnostic) -> (String, usize, String) {
     (span.file_name.clone(), at, text)
 }
 
-/// The name of the constant function around a place in a source.
+/// Returns the name of the constant function around a position in a source.
 fn function_at(source: &str, at: usize) -> &str {
     let (_, signature) = source[..at].rsplit_once("const fn ").unwrap_or_default();
     signature.split('(').next().unwrap_or_default()
 }
 
-/// The CUDA sources: what is not compiled, in the order in which an author meets it.
+/// Adds the format to the CUDA sources, following the compiler's errors in the order in which an
+/// author sees them.
 fn cuda(tree: &Tree) -> BTreeSet<String> {
     let mut places = BTreeSet::from(["cuda/include/mla.h".to_owned()]);
     tree.edit(
@@ -132,8 +133,8 @@ fn cuda(tree: &Tree) -> BTreeSet<String> {
     places
 }
 
-/// Each switch over the formats: the compiler names them all, and each gets a case but that of the
-/// list.
+/// Adds a case to each switch over the formats, except that of the list. The compiler names all
+/// switches.
 fn switches(tree: &Tree, units: &[String]) -> BTreeSet<String> {
     let lacks = "'MLA_CACHE_MADE_UP' not handled in switch";
     let mut places = BTreeSet::new();
@@ -151,15 +152,15 @@ fn switches(tree: &Tree, units: &[String]) -> BTreeSet<String> {
     places
 }
 
-/// The list of all formats: its own text, and then what it lists, is not there. Returns the file of
-/// the format's rows.
+/// Adds the format to the list of all formats. The compiler first reports that its text is missing,
+/// and then that its row is. Returns the file of the format's rows.
 fn row(tree: &Tree) -> String {
     tree.edit(
         LIST,
         "    each(MLA_CACHE_FP8_PER_TOKEN)\n",
         "    each(MLA_CACHE_FP8_PER_TOKEN) each(MLA_CACHE_MADE_UP)\n",
     );
-    // All units that include the list say the same.
+    // All units that include the list give the same error.
     let units = [CACHE_UNIT.to_owned()];
     let of_the_list = errors(tree, &units);
     let counts = |error: &Error| error.message.contains("kCacheFormats") && error.file == LIST;
@@ -187,7 +188,8 @@ fn row(tree: &Tree) -> String {
     file.to_owned()
 }
 
-/// It compiles, and does not link before this source has its cache writes and gathers.
+/// Checks that the unit compiles, but does not link before the new source has cache writes and
+/// gathers of the format.
 fn instantiation(tree: &Tree) -> String {
     let wanted = kernels(tree, CACHE_UNIT, "--undefined-only");
     assert_eq!(wanted.len(), 2, "{wanted:?}");
@@ -199,7 +201,7 @@ fn instantiation(tree: &Tree) -> String {
 }
 
 const LIST: &str = "cuda/formats/formats.cuh";
-/// The unit that chooses among the cache's kernels by the list.
+/// The unit that selects the cache's kernels by the list.
 const CACHE_UNIT: &str = "cuda/all/cache.cu";
 
 /// A compiler's error about a line.
@@ -210,7 +212,7 @@ struct Error {
     message: String,
 }
 
-/// The sources that choose kernels.
+/// Returns the sources that select kernels.
 fn units() -> Vec<String> {
     let listed = Command::new("git")
         .args(["ls-files", "cuda/*.cu"])
@@ -225,7 +227,7 @@ fn units() -> Vec<String> {
         .collect()
 }
 
-/// The errors in these sources; what is compiled for the GPU is looked at, and no more.
+/// Returns the errors in these sources. Code for the GPU is only checked.
 fn errors(tree: &Tree, units: &[String]) -> Vec<Error> {
     let mut errors: Vec<Error> = Vec::new();
     for unit in units {
@@ -272,7 +274,7 @@ fn normal(path: &str) -> String {
     parts.join("/")
 }
 
-/// The functions of a unit's object that give the kernels of the made-up format.
+/// Returns the functions in a unit's object for kernels of the made-up format.
 fn kernels(tree: &Tree, unit: &str, which: &str) -> BTreeSet<String> {
     let output = tree.compile(unit);
     assert!(
@@ -304,7 +306,7 @@ fn a_made_up_cache_format_lacks_exactly_the_listed_places_in_rust() {
     listed.retain(|file| file.ends_with(".rs"));
     let tree = Tree::for_cargo();
     assert_eq!(rust(&tree), listed);
-    // The tests take formats as they are listed.
+    // The tests use the list of formats.
     let errors = tree.check(&["--workspace", "--tests", FEATURES]);
     assert!(errors.is_empty(), "{errors:#?}");
 }

@@ -1,5 +1,5 @@
-//! A made-up family, `sm89`: a folder of its name for each of the two languages, a feature, and two
-//! lines where the backends' modules stand.
+//! A made-up family, `sm89`. It has a folder of its name for each of the two languages, a feature,
+//! and two lines beside the backends' modules.
 
 use crate::tree::{Tree, contributing};
 
@@ -138,7 +138,7 @@ const FILES: [(&str, &str); 6] = [
 /// The folders of the files.
 const FOLDERS: [&str; 2] = ["cuda/sm89/", "src/backends/sm89/"];
 
-/// The lines that it adds to existing files, each before this text.
+/// The lines to add to existing files, each before this text.
 const LINES: [(&str, &str, &str); 3] = [
     ("Cargo.toml", "sm90 = [\"gpu\"", "sm89 = [\"gpu\"]\n"),
     ("src/backends/mod.rs", "pub mod sm90;", "pub mod sm89;\n"),
@@ -149,7 +149,7 @@ const LINES: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// Holds, if it compiles, where the family is `on` or not.
+/// Returns a program that compiles if the family is `on`, or off otherwise.
 fn example(on: bool) -> String {
     let families = match on {
         true => "matches!(FAMILIES, [CompiledFamily { targets: [_], .. }])",
@@ -199,11 +199,11 @@ fn a_made_up_family_is_its_folders_and_three_lines() {
             &features,
         ])
     };
-    // It is compiled and chosen: by the compiler, so that a check tells.
+    // The family is compiled and selected. The compiler selects it, so a check shows this.
     tree.write("examples/made_up.rs", &example(true));
     let errors = check(&["sm89"]);
     assert!(errors.is_empty(), "{errors:#?}");
-    // With its feature off it is known, and no backend takes its place in silence.
+    // With its feature off, the family is known, and no other backend silently replaces it.
     tree.write("examples/made_up.rs", &example(false));
     let errors = check(&["gpu"]);
     let refused = errors.iter().any(|error| {
@@ -212,7 +212,8 @@ fn a_made_up_family_is_its_folders_and_three_lines() {
             .contains("MADE_UP: feature `sm89` of mla-kernels is off")
     });
     assert!(refused, "{errors:#?}");
-    // Beside the others, and with everything else that may name a family.
+    // The family is checked together with the others, and with everything else that may name a
+    // family.
     tree.write("examples/made_up.rs", "fn main() {}\n");
     let errors = tree.check(&[
         "--workspace",

@@ -1,5 +1,5 @@
-//! The steps that add a cache format or a family: exactly those of CONTRIBUTING.md, tried in a copy
-//! of this tree.
+//! Tries the steps of CONTRIBUTING.md that add a cache format or a family. They must be complete,
+//! and are applied to a copy of this tree.
 
 mod cache_format;
 mod family;

@@ -13,28 +13,28 @@ use cargo_metadata::{
     diagnostic::{Diagnostic, DiagnosticLevel},
 };
 
-/// A copy of all that belongs to the repository, below the target folder.
+/// A copy of everything in the repository, below the target folder.
 pub(crate) struct Tree {
     pub(crate) root: PathBuf,
     _alone: MutexGuard<'static, ()>,
 }
 
 impl Tree {
-    /// Makes a tree for Cargo. One test runs at a time: Cargo takes two copies that build in one
-    /// folder for the same packages. They share the folder, since their dependencies take a minute
-    /// to check.
+    /// Makes a tree for Cargo. Only one test runs at a time, since Cargo takes two copies that
+    /// build in one folder for the same packages. They share that folder, since checking their
+    /// dependencies takes a minute.
     pub(crate) fn for_cargo() -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         Self::copied("tree", &ALONE)
     }
 
-    /// Makes a tree for nvcc alone, so that its test runs beside those of Cargo.
+    /// Makes a tree only for nvcc, so that its test can run at the same time as those of Cargo.
     pub(crate) fn for_nvcc() -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         Self::copied("nvcc-tree", &ALONE)
     }
 
-    /// Copies what differs, so that a second run compiles little.
+    /// Copies files that differ, so that a second run compiles little.
     fn copied(name: &str, alone: &'static Mutex<()>) -> Self {
         let workspace = workspace();
         let program = std::env::current_exe().unwrap();
@@ -80,7 +80,7 @@ impl Tree {
         self.write_bytes(file, text.as_bytes());
     }
 
-    // An equal file keeps its time.
+    // If the content is the same, the file keeps its time.
     fn write_bytes(&self, file: &str, bytes: &[u8]) {
         let path = self.root.join(file);
         if fs::read(&path).is_ok_and(|known| known == bytes) {
@@ -90,14 +90,14 @@ impl Tree {
         fs::write(path, bytes).unwrap();
     }
 
-    /// Replaces `from`, which is there once.
+    /// Replaces `from`, which has to occur exactly once.
     pub(crate) fn edit(&self, file: &str, from: &str, to: &str) {
         let text = self.read(file);
         assert_eq!(text.matches(from).count(), 1, "{file} has {from:?} once");
         self.write(file, &text.replace(from, to));
     }
 
-    /// The changes since: the new files, and those that are edited.
+    /// Returns the changes since the copy: new files and edited files.
     pub(crate) fn changes(&self) -> [BTreeSet<String>; 2] {
         let [mut new, mut edited] = [BTreeSet::new(), BTreeSet::new()];
         for entry in walk(&self.root) {
@@ -112,8 +112,8 @@ impl Tree {
         [new, edited]
     }
 
-    /// Checks the Rust code, kernels aside, and returns the compilers' errors, each with the folder
-    /// of its package.
+    /// Checks the Rust code without kernels. Returns the compilers' errors, each with the folder of
+    /// its package.
     pub(crate) fn check(&self, arguments: &[&str]) -> Vec<Diagnostic> {
         let output = Command::new(env!("CARGO"))
             .args(["check", "--quiet", "--keep-going", "--message-format=json"])
@@ -130,7 +130,7 @@ impl Tree {
                 Message::CompilerMessage(CompilerMessage { message, .. }) => Some(message),
                 _ => None,
             })
-            // The compiler counts its errors in one more, which has no place.
+            // The compiler's total number of errors is a further error without a place.
             .filter(|message| message.level == DiagnosticLevel::Error && !message.spans.is_empty())
             .collect();
         assert!(
@@ -143,7 +143,7 @@ impl Tree {
 }
 
 impl Tree {
-    /// Compiles a source of the kernels as `build.rs` has it compiled, without code for a GPU.
+    /// Compiles a source of the kernels as `build.rs` does, without code for a GPU.
     pub(crate) fn compile(&self, unit: &str) -> Output {
         let toolkit = mla_build::toolkit::Pins::current().folder().unwrap();
         let nvcc = toolkit.join("nvidia/cu13/bin/nvcc");
@@ -153,7 +153,7 @@ impl Tree {
             nvcc.display()
         );
         Command::new(nvcc)
-            // The locale decides which quotes GCC writes.
+            // GCC's quotes depend on the locale.
             .env("LC_ALL", "C")
             .args([
                 "-std=c++17",
@@ -188,7 +188,7 @@ fn walk(folder: &Path) -> Vec<PathBuf> {
     for entry in fs::read_dir(folder).into_iter().flatten() {
         let path = entry.unwrap().path();
         match path.is_dir() {
-            // The folder of a build in the copy is skipped.
+            // The target folder of a build in the copy is skipped.
             true if path.ends_with("target") => {}
             true => files.extend(walk(&path)),
             false => files.push(path),
@@ -197,7 +197,7 @@ fn walk(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The files that the table in a section of CONTRIBUTING.md names, with `name` for `<format>` and
+/// Returns the files in the table of a section of CONTRIBUTING.md, with `name` for `<format>` and
 /// `<family>`.
 pub(crate) fn contributing(section: &str, name: &str) -> BTreeSet<String> {
     let text = include_str!("../../../CONTRIBUTING.md");

@@ -1,9 +1,9 @@
-//! No circle of imports among the modules of any crate: a file can be understood from the modules
-//! that it imports, and none of those imports it.
+//! Checks that the imports among the modules of a crate have no circles. A file can then be
+//! understood from the modules that it imports, and none of those imports it.
 //!
 //! The files of one folder are compared with each other, and so are the folders of a crate. A
-//! folder's own file and those in it may name each other, and tests may name anything. For the
-//! command, the modules at its top and the longest chain of imports are bounded, too.
+//! folder's own file and the files in it may name each other, and tests may name anything. For the
+//! command, the number of modules at its top and the longest chain of imports are bounded, too.
 
 mod reader;
 
@@ -19,7 +19,7 @@ fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// The sources of every crate below a folder, its own workspace or not: each `src` beside a
+/// Collects the sources of every crate below a folder, in any workspace: each `src` beside a
 /// `Cargo.toml`.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     let source = folder.join("src");
@@ -29,7 +29,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let entry = entry.unwrap();
         let name = entry.file_name().into_string().unwrap();
-        // A build's folder holds copies of crates.
+        // The folder of a build holds copies of crates.
         let skipped = name.starts_with('.') || matches!(name.as_str(), "src" | "target");
         if entry.file_type().unwrap().is_dir() && !skipped {
             sources(&entry.path(), found);
@@ -37,7 +37,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The files that a `src` begins with, a crate each.
+/// Returns the files at the root of a `src`, one for each crate.
 fn roots(source: &Path) -> Vec<PathBuf> {
     let mut roots: Vec<_> = ["lib.rs", "main.rs"].map(|name| source.join(name)).into();
     if let Ok(programs) = fs::read_dir(source.join("bin")) {
@@ -77,7 +77,7 @@ fn the_modules_are_in_no_circle() {
             }
             files.extend(read.files);
         }
-        // Whatever the reader misses, it has read what there is.
+        // The reader must have read all files.
         let unread: Vec<_> = rust_files(source).difference(&files).cloned().collect();
         assert!(unread.is_empty(), "unread: {unread:#?}");
     }
@@ -128,8 +128,8 @@ fn a_circle_is_found() {
     );
 }
 
-/// The command is read from its root down: few modules to begin with, and none that one comes to
-/// through many others.
+/// The command is read from its root down. It has few modules at its root, and every module is
+/// reached through few others.
 #[test]
 fn the_command_has_few_modules_in_short_chains() {
     let read = Crate::read(&workspace().join("mla-cli/src/lib.rs"));

@@ -1,4 +1,4 @@
-//! The modules of a crate, and what each of them names.
+//! The modules of a crate, and the paths that each of them names.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,10 +8,10 @@ use std::{
 
 use syn::{Attribute, Item, Meta, UseTree, visit::Visit};
 
-/// A path of the crate, without `crate`.
+/// A path in the crate, without `crate`.
 pub(crate) type Name = Vec<String>;
 
-/// Modules by their paths, and what each names.
+/// Modules by their paths, each with the paths that it names.
 #[derive(Default)]
 pub(crate) struct Crate {
     modules: BTreeMap<Name, Module>,
@@ -20,21 +20,21 @@ pub(crate) struct Crate {
 
 #[derive(Default)]
 struct Module {
-    /// The paths that it names, from the crate's root.
+    /// The paths that the module names, from the crate's root.
     names: BTreeSet<Name>,
-    /// The re-exports: a name of its own, and the path behind it.
+    /// The re-exports: a name in the module, and the path that it stands for.
     exports: BTreeMap<String, Name>,
 }
 
 impl Crate {
-    /// The crate whose first file this is.
+    /// Reads the crate with this root file.
     pub(crate) fn read(root: &Path) -> Self {
         let mut read = Self::default();
         read.add_file(root, root.parent().unwrap(), Vec::new(), false);
         read
     }
 
-    /// A crate of these modules alone.
+    /// Makes a crate of only these modules.
     pub(crate) fn of(modules: &[(&str, &str)]) -> Self {
         let mut read = Self::default();
         for (path, text) in modules {
@@ -45,7 +45,7 @@ impl Crate {
         read
     }
 
-    /// Reads a file and those of its modules, which lie in `folder`. The names in a test's file are
+    /// Reads a file and the files of its modules, which are in `folder`. Names in a test's file are
     /// left out.
     fn add_file(&mut self, file: &Path, folder: &Path, path: Name, test: bool) {
         let text = fs::read_to_string(file).unwrap_or_else(|_| panic!("{}", file.display()));
@@ -99,18 +99,18 @@ impl Crate {
             self.add_items(items, inside.as_deref(), path);
         } else if let Some(inside) = inside {
             let files = [inside.with_extension("rs"), inside.join("mod.rs")];
-            // One elsewhere, by its attribute `path`, belongs to another crate.
+            // A module in another place, by its attribute `path`, belongs to another crate.
             if let Some(file) = files.iter().find(|file| file.is_file()) {
                 self.add_file(file, &inside, path, is_test(&item.attrs));
             }
         }
     }
 
-    /// The module that a path leads into, through re-exports.
+    /// Returns the module that a path leads to, through re-exports.
     fn resolve(&self, named: &[String]) -> Option<Name> {
         let mut at = Name::new();
         let mut rest = named.to_vec();
-        // No chain of re-exports is as long; one that runs in a circle does not compile.
+        // No chain of re-exports is this long. A circular one does not compile.
         for _ in 0..64 {
             let Some(next) = rest.first().cloned() else {
                 break;
@@ -129,7 +129,7 @@ impl Crate {
         Some(at)
     }
 
-    /// The imports of a folder's modules from each other, for each folder.
+    /// Returns, for each folder, the imports of its modules from each other.
     pub(crate) fn imports(&self) -> BTreeMap<Name, BTreeMap<String, BTreeSet<String>>> {
         let mut folders: BTreeMap<Name, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
         for (from, module) in &self.modules {
@@ -144,27 +144,27 @@ impl Crate {
         folders
     }
 
-    /// The modules that the crate's root declares.
+    /// Returns the modules that the crate's root declares.
     pub(crate) fn top(&self) -> Vec<&str> {
         let at_top = self.modules.keys().filter(|path| path.len() == 1);
         at_top.map(|path| path[0].as_str()).collect()
     }
 
-    /// The longest chain of imports: modules, the root being one, of which each names something of
-    /// the next. A re-export leads to the module behind it, and a module that names one around it
-    /// takes no step.
+    /// Returns the longest chain of imports. It consists of modules, including the root, and each
+    /// names something in the next one. A re-export leads to the module behind it. A module that
+    /// names an enclosing module does not add a step.
     pub(crate) fn longest_chain(&self) -> Vec<Name> {
         let mut known = BTreeMap::new();
         let chains = self.modules.keys().map(|at| self.chain(at, &mut known));
         chains.max_by_key(Vec::len).unwrap_or_default()
     }
 
-    /// The longest chain that begins at a module.
+    /// Returns the longest chain that begins at a module.
     fn chain(&self, from: &Name, known: &mut BTreeMap<Name, Vec<Name>>) -> Vec<Name> {
         if let Some(chain) = known.get(from) {
             return chain.clone();
         }
-        // In a circle, which another test finds, a chain ends where it began.
+        // A circle, which another test finds, ends a chain where it began.
         known.insert(from.clone(), Vec::new());
         let named = self.modules[from].names.iter();
         let next = named.filter_map(|named| self.resolve(named));
@@ -177,7 +177,8 @@ impl Crate {
         chain
     }
 
-    /// The circles: for each folder, the imports that lead from one of its modules back to it.
+    /// Returns the circles: for each folder, the imports that lead from one of its modules back to
+    /// it.
     pub(crate) fn circles(&self) -> Vec<String> {
         let folders = self.imports();
         let each = folders.iter().flat_map(|(folder, imports)| {
@@ -209,7 +210,7 @@ fn child(path: &[String], name: &str) -> Name {
     [path, &[name.to_owned()]].concat()
 }
 
-/// Collects the paths that a module names. The modules in it are read on their own.
+/// Collects the paths that a module names. The modules inside it are read separately.
 struct Paths<'a> {
     path: &'a [String],
     children: &'a [String],
@@ -242,7 +243,7 @@ impl<'ast> Visit<'ast> for Paths<'_> {
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let segments = path.segments.iter().map(|it| it.ident.to_string());
         let segments: Name = segments.collect();
-        // One of these alone is no name of a module's.
+        // A single segment is not the name of a module.
         let is_child = segments.len() > 1 && self.children.contains(&segments[0]);
         if is_child || matches!(segments[0].as_str(), "crate" | "super") {
             self.add(segments);
@@ -250,7 +251,8 @@ impl<'ast> Visit<'ast> for Paths<'_> {
         syn::visit::visit_path(self, path);
     }
 
-    /// A macro's tokens are no syntax yet: what begins with `crate` or `super` is a path.
+    /// A macro's tokens are not syntax yet, so anything that begins with `crate` or `super` counts
+    /// as a path.
     fn visit_macro(&mut self, called: &'ast syn::Macro) {
         let text = called.tokens.to_string();
         let separate = |c: char| !(c.is_alphanumeric() || c == '_' || c == ':');
@@ -271,7 +273,7 @@ fn is_test(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// Each path of an import, and the name under which it is known.
+/// Calls `found` with each path of an import, and the name under which it is imported.
 fn flatten(tree: &UseTree, mut before: Name, found: &mut impl FnMut(Name, String)) {
     match tree {
         UseTree::Path(path) => {
@@ -299,7 +301,7 @@ fn flatten(tree: &UseTree, mut before: Name, found: &mut impl FnMut(Name, String
     }
 }
 
-/// A path from the crate's root, if it is one of this crate.
+/// Returns a path from the crate's root, or `None` if it does not belong to this crate.
 fn absolute(named: Name, path: &[String], children: &[String]) -> Option<Name> {
     let (first, rest) = named.split_first()?;
     match first.as_str() {

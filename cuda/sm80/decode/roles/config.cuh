@@ -17,18 +17,18 @@ struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
     static constexpr int kScoreWarps = Base::kRows / 16;
     static constexpr int kCtaThreads = Base::kThreads + 32 * kScoreWarps;
 
-    // Stages: of the tile that output warps read, of the one that scores are made of, and of those
-    // in flight.
+    // Minimum and maximum number of stages. One is for the tile that output warps read, one for the
+    // tile that scores are made of, and the others are for tiles in flight.
     static constexpr int kMinCtaStages = 3;
     static constexpr int kMaxCtaStages = 4;
 
-    // Steps of 16 columns of the queries; the rotary ones are last.
+    // Number of steps of 16 columns of the queries. The rotary ones are last.
     static constexpr int kRopeSteps = 4;
     static constexpr int kLatentSteps = Latent / 16;
     static constexpr int kQuerySteps = kLatentSteps + kRopeSteps;
     static constexpr int kHeldSteps = HeldSteps;
     static_assert(kHeldSteps <= kLatentSteps);
-    // Steps whose keys are on their way while another one is multiplied.
+    // Number of steps whose keys are on their way while another step is multiplied.
     static constexpr int kAhead = 2;
 
     struct WarpShared : Base::WarpShared {
@@ -36,27 +36,29 @@ struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
         // warps.
         int cleared;
     };
-    // P, and what follows from it, is double buffered.
+    // P and the values derived from it are double-buffered.
     struct alignas(16) Statistics {
-        // Factor by which each row's output is to be rescaled, and whether any of 16 rows is.
+        // Factors by which the rows' output has to be multiplied. `any_rescale` is not 0 if one of
+        // a warp's 16 rows has a factor other than 1.
         float rescale[2][Base::kRows];
         int any_rescale[2][kScoreWarps];
-        // The keys of columns that cached rows do not have.
+        // Zeros, which stand for the keys of columns that cached rows do not have.
         uint32_t zeros[4];
         SplitShared<Base::kRows> rows;
-        // Parameters for the function that copies queries, in shared memory. The function is
-        // called, and through a pointer to constant memory its reads would miss every cache.
+        // Parameters for the function that copies queries. They are in shared memory, because this
+        // function is not inlined. If it read them through a pointer to constant memory, the reads
+        // would miss every cache.
         KernelParams params;
     };
 
     static constexpr int kProbabilityOffset = 0;
     static constexpr int kProbabilityBytes = Base::kRows * Base::kProbabilityPitch;
-    // The combine exchanges sums in P's place: score warps wait for it.
+    // The combine exchanges sums in P's place, and score warps wait until it is done.
     static constexpr int kScoreOffset = kProbabilityOffset;
     static constexpr int kScoreBytes = 2 * kProbabilityBytes;
     static constexpr int kQueryOffset = kProbabilityOffset + 2 * kProbabilityBytes;
     static constexpr int kQueryBytes = kScoreWarps * (kQuerySteps - kHeldSteps) * 32 * 16;
-    // And a slice in the queries', too.
+    // The combine keeps a slice in the place of the queries, too.
     static constexpr int kSliceBytes = kScoreBytes + kQueryBytes;
     static_assert(kQueryOffset == kScoreOffset + kScoreBytes);
     static constexpr int kStatisticsOffset = kQueryOffset + kQueryBytes;
@@ -65,13 +67,14 @@ struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
         (kWarpOffset + int(sizeof(WarpShared)) * (kCtaThreads / 32) + 63) & ~63;
     static_assert(kStatisticsOffset % 16 == 0 && kWarpOffset % 16 == 0);
 
-    // The same for all rotary dimensions: queries that registers hold arrive in a stage.
+    // The pitch is the same for all rotary dimensions, because queries that registers hold arrive
+    // in a stage.
     static constexpr int pitch(int) { return Base::pitch(16 * kRopeSteps); }
     static constexpr size_t shared_bytes(int rope_dim, int stages) {
         return kStagesOffset + size_t(stages) * Tokens * pitch(rope_dim);
     }
-    // Queries arrive at multiples of 64 bytes: two bits of an address tell four chunks of a row
-    // apart.
+    // Queries arrive at multiples of 64 bytes. Two bits of an address therefore tell four chunks of
+    // a row apart.
     static_assert(kQueryOffset % 64 == 0 && kStagesOffset % 64 == 0);
     static_assert(Tokens * Base::pitch(16 * kRopeSteps) % 64 == 0);
 

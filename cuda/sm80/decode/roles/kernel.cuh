@@ -1,8 +1,8 @@
-// Absorbed MLA decode on mma.sync, whose warps have roles: one launch for a batch, scheduled on the
+// Absorbed MLA decode on mma.sync with roles for warps: one launch for a batch, scheduled on the
 // device.
 //
-// Score warps make P of a KV tile while output warps multiply P of the one before it by its values.
-// No sum crosses warps, and neither role waits for the other unless that is a tile behind.
+// Score warps make P of a KV tile while output warps multiply P of the previous tile by that tile's
+// values. No sum crosses warps. Neither role waits for the other, unless that is a tile behind.
 #pragma once
 
 #include "config.cuh"

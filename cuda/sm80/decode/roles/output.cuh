@@ -1,5 +1,5 @@
-// An output warp: 32 query rows by a quarter of the latent columns. It copies KV tiles, with the
-// other output warps, and multiplies P by them.
+// An output warp. It has 32 query rows by a quarter of the latent columns. Together with the other
+// output warps, it copies KV tiles, and it multiplies P by them.
 #pragma once
 
 #include "../combine.cuh"
@@ -27,14 +27,15 @@ class OutputWarp {
         own_.index = 0;
         __syncwarp();
         while (loader_.has(read(own_.index))) {
-            // Score warps may take P's place, in which the item before this one left its output.
+            // The previous item has left its output in P's place. After this barrier, score warps
+            // may use it again.
             if (read(own_.index) > 0) Barrier::sync();
             begin_item();
             Accumulators<C> o = {};
 #pragma unroll 1
             while (true) {
-                // Into the stage of the tile before this one, which all warps have read behind
-                // the barrier.
+                // This copies to the stage of the tile before this one. After the barrier, all
+                // warps have read that tile.
                 const RowCopy<C> copy = loader_.prepare();
                 wait_for_all_but(p_.stages > 3);
                 Barrier::sync();
@@ -55,11 +56,11 @@ class OutputWarp {
     }
 
   private:
-    // Read anew each time: registers are few.
+    // These are read anew each time, because registers are few.
     __device__ static int read(const int& x) { return ptx::ld_shared_s32(ptx::shared_address(&x)); }
     __device__ const WorkItem& item() const { return scheduler_.item(read(own_.index)); }
 
-    // Buffer, of two, that has P of the current tile, and the tile's stage.
+    // The buffer, one of two, that has P of the current tile; the tile's stage.
     __device__ int buffer() const { return state_ & 1; }
     __device__ int stage() const { return state_ >> kStage & 3; }
 
@@ -74,8 +75,8 @@ class OutputWarp {
         __syncwarp();
     }
 
-    // Begins to copy all tiles that there is room for but one: the last one follows while the first
-    // one is multiplied.
+    // Begins to copy tiles to all stages but one. The last stage's tile follows while the first
+    // tile is multiplied.
     __device__ void begin_copies() {
         for (int i = 1; i < p_.stages; ++i) {
             const RowCopy<C> copy = loader_.prepare();
@@ -91,7 +92,8 @@ class OutputWarp {
         char* stage =
             ptx::dynamic_shared() + C::kStagesOffset + this->stage() * (C::kTokens * p_.pitch);
         if (p_.causal && int(state_ >> kLeft) <= read(own_.cleared)) {
-            // Row groups clear for each other what all have made scores of.
+            // Row groups clear values for each other. All of them have made their scores of these
+            // values.
             Gemms<C>(p_, position_).clear_nonfinite(stage, position_.row_group());
             C::sync_output();
         }
@@ -105,8 +107,8 @@ class OutputWarp {
         });
     }
 
-    // One chunk of the copies after each of the first MMAs: many in a row would keep all warps'
-    // loads from shared memory waiting.
+    // Issues one chunk of the copies after each of the first MMAs. Many chunks in a row would delay
+    // all warps' loads from shared memory.
     __device__ void issue(const RowCopy<C>& copy, int i) const { issue_one<0>(copy, i); }
     template <int chunk>
     __device__ void issue_one(const RowCopy<C>& copy, int i) const {
@@ -151,7 +153,7 @@ class OutputWarp {
     typename C::Scheduler& scheduler_;
     typename C::WarpShared& own_;
     Loader<C> loader_;
-    // In one register: the buffer, the stage, and the tiles that the item still has.
+    // One register holds the buffer, the stage, and the number of tiles that the item still has.
     static constexpr int kStage = 1, kLeft = 3;
     static_assert(C::kMaxCtaStages <= 4);
     unsigned state_ = 0;

@@ -1,4 +1,5 @@
-// A score warp: 16 query rows by all columns. It makes P of each KV tile, and the rows' statistics.
+// A score warp. It has 16 query rows by all columns. It makes P of each KV tile, and the rows'
+// statistics.
 #pragma once
 
 #include "../softmax.cuh"
@@ -12,7 +13,7 @@ class ScoreWarp {
     using Barrier = RoleBarrier<C>;
     // Units of 16 tokens in a KV tile.
     static constexpr int kUnits = C::kTokens / 16;
-    // Two sums where one would make a chain of few, long steps.
+    // There are two sums if a single one would make a chain of few, long steps.
     static constexpr int kSums = kUnits == 1 ? 2 : 1;
     static constexpr int kRing = C::kAhead + 1;
 
@@ -61,8 +62,8 @@ class ScoreWarp {
             ->params;
     }
 
-    // Addresses of the latent and rotary values of a query row: those of the item's first row if
-    // there is no such row.
+    // Addresses of the latent and rotary values of a query row. If there is no such row, they are
+    // those of the item's first row.
     struct QueryRow {
         const char *latent, *rope;
         bool exists;
@@ -81,7 +82,7 @@ class ScoreWarp {
         return {reinterpret_cast<const char*>(latent), reinterpret_cast<const char*>(rope), exists};
     }
 
-    // Into L2, all at once, while the item before is computed.
+    // Prefetches queries into L2, all at once, while the previous item is computed.
     __device__ static __noinline__ void prefetch_queries(const KernelParams& p,
                                                          const WorkItem& item, int warp) {
         // Lines of 64 values in a row: the rotary ones are last.
@@ -94,15 +95,15 @@ class ScoreWarp {
         }
     }
 
-    // Queries arrive two steps at a time: 16 rows of four 16-byte chunks, exchanged so that eight
-    // rows' chunks lie in different banks.
+    // Queries arrive two steps at a time. These are 16 rows of four 16-byte chunks. Chunks are
+    // exchanged so that the chunks of eight rows lie in different banks.
     static constexpr int kPairBytes = 2 * 16 * 32;
-    // Held steps arrive in the room of the others.
+    // Held steps arrive in the place of the other steps.
     static constexpr int kOtherSteps = C::kQuerySteps - C::kHeldSteps;
     static_assert(C::kHeldSteps % 2 == 0 && kOtherSteps % 2 == 0 && C::kHeldSteps <= kOtherSteps);
     __device__ static int exchanged(int row, int chunk) { return chunk ^ (row >> 1 & 3); }
 
-    // Begins to copy steps `begin` to `end` - 1 of the warp's rows: four lanes a row.
+    // Begins to copy steps `begin` to `end` - 1 of the warp's rows. Four lanes copy a row.
     template <int begin, int end>
     __device__ static __noinline__ void copy_queries(const WorkItem& item, int warp, uint32_t to) {
         const KernelParams& p = params();
@@ -130,10 +131,10 @@ class ScoreWarp {
                              row.exists && column < rope_dim);
         if constexpr (step + 2 < end) copy_steps<step + 2, begin, end>(row, byte, rope_dim, to);
     }
-    // Puts each lane's operands of steps that have arrived together, in the place of the rows that
-    // they are of.
+    // Rearranges steps that have arrived: puts the operands of each lane together, in the place of
+    // the rows that they come from.
     __device__ static void arrange(uint32_t from, int steps) {
-        // Found anew each time: registers are few.
+        // These are computed anew each time, because registers are few.
         const int lane = ThreadPosition::hide(threadIdx.x) & 31, row = lane & 15;
         const uint32_t at = from + row * 64 + exchanged(row, lane >> 4) * 16;
 #pragma unroll 1
@@ -155,9 +156,10 @@ class ScoreWarp {
         __syncwarp();
     }
 
-    // Loads an item's queries. For the CTA's first item, the steps to be held in registers arrive
-    // in the last KV stage, which stays unused until score warps have made P: all steps are in
-    // flight at once. For later items they arrive in the place of the other steps, before these.
+    // Loads an item's queries. For the CTA's first item, the steps that registers will hold arrive
+    // in the last KV stage, which stays unused until score warps have made P. All steps are thus in
+    // flight at once. For later items, the held steps arrive in the place of the other steps,
+    // before these.
     __device__ void load_queries(const WorkItem& item) {
         const bool first = count_ == 0;
         const uint32_t own =
@@ -193,8 +195,8 @@ class ScoreWarp {
         uint32_t keys[kRing][kUnits][4], queries[kRing][4];
     };
 
-    // The operands of the i-th step. `keys` is where this lane's row of the tile's first 16 tokens
-    // begins.
+    // Loads the operands of the i-th step. `keys` is the address of this lane's row among the
+    // tile's first 16 tokens.
     template <int i>
     __device__ void load_step(OperandRing& ring, uint32_t keys) const {
         constexpr int step = step_of(i);
@@ -206,7 +208,7 @@ class ScoreWarp {
 #pragma unroll
         for (int unit = 0; unit < kUnits; ++unit) {
             uint32_t from = keys + unit * 16 * p_.pitch + step * 32;
-            // Every lane's row is the same 16 zeros.
+            // All lanes then read the same 16 bytes of zeros.
             if constexpr (step >= C::kLatentSteps)
                 if ((step - C::kLatentSteps) * 16 >= p_.rope_dim)
                     from = ptx::shared_address(statistics().zeros);
@@ -269,7 +271,7 @@ class ScoreWarp {
                                masked ? valid() : ~0u};
             maxima[half] = mask_scores(x, half * 2, masked, mask, first) * p_.scale_log2;
         }
-        // Nearly always no row's maximum is raised, and lanes need not know each other's.
+        // Nearly always, no row's maximum is raised. Lanes then need not know each other's maxima.
         float factors[2] = {1.f, 1.f};
         const bool raise = __any_sync(~0u, maxima[0] > rows_[0].maximum + kLazyMaximum ||
                                                maxima[1] > rows_[1].maximum + kLazyMaximum);
@@ -285,7 +287,7 @@ class ScoreWarp {
                 for (int i = 0; i < 2; ++i)
                     x[block][half * 2 + i] =
                         rows_[half].probability(x[block][half * 2 + i], p_.scale_log2);
-        // Until then the output of the item before this one occupies P's place.
+        // Until this barrier, the output of the previous item occupies P's place.
         if (tile == item.tile_begin && count_ > 0) Barrier::sync();
         put(x, factors, raise);
     }
@@ -297,7 +299,8 @@ class ScoreWarp {
         return min(item.before + row / p_.heads + 1, item.kv_len);
     }
 
-    // One bit per token of the tile: set if it exists. Output warps have it from the slot list.
+    // One bit per token of the tile, set if the token exists. Output warps have found this in the
+    // slot list.
     __device__ uint32_t valid() const {
         const auto* warps =
             reinterpret_cast<const typename C::WarpShared*>(shared_ + C::kWarpOffset);
@@ -340,7 +343,7 @@ class ScoreWarp {
     int warp_;
     // Number of the current tile among the tiles of all items, and its stage.
     int count_ = 0, stage_ = 0;
-    // Tokens that all rows of the item attend to.
+    // Number of tokens that all rows of the item attend to.
     int unmasked_;
     RowState rows_[2];
     uint32_t held_[C::kHeldSteps > 0 ? C::kHeldSteps : 1][4];

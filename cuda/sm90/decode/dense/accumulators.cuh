@@ -1,13 +1,13 @@
-// The sums of the output warpgroups in registers: N query rows by 256 of the 512 latent values
-// each. There are two forms.
+// The sums of the output warpgroups, which are in registers. Each warpgroup has N query rows by 256
+// of the 512 latent values. There are two forms.
 //
-//   transposed   O^T = O^T + V^T P^T: latent values on M, query rows on N, so that few rows need no
-//                padding.
-//   by rows      O = O + P V: 64 query rows on M, 128 latent values on N. An instruction reads
-//                6 KiB of shared memory, where the other form reads 4 KiB for half as many MMAs.
+//   transposed   O^T = O^T + V^T P^T: latent values are on M and query rows on N, so few rows need
+//                no padding.
+//   by rows      O = O + P V: 64 query rows are on M and 128 latent values on N. An instruction
+//                reads 6 KiB of shared memory. In the other form it reads 4 KiB, but does half
+//                the work.
 //
-// A KV tile is added in steps, each of which is a group of MMAs and needs its own stages of the
-// ring.
+// A KV tile is added in steps. Each step is a group of MMAs, and needs its own stages of the ring.
 #pragma once
 
 #include "../../../ptx/sm80.cuh"
@@ -29,8 +29,8 @@ struct TransposedSums {
 
     float acc[4][N / 2];
 
-    // Were the first MMA left to overwrite them, the compiler would keep these registers while
-    // results are combined before.
+    // Clears the sums. If the first MMA overwrote them instead, the compiler would keep these
+    // registers while earlier results are combined.
     __device__ void clear() {
 #pragma unroll
         for (int t = 0; t < 4; ++t)
@@ -38,8 +38,9 @@ struct TransposedSums {
             for (int i = 0; i < N / 2; ++i) acc[t][i] = 0.f;
     }
 
-    // Multiplies the sums by the factor of each row. A lane of quarter `quad` has two rows in every
-    // eight. `any` has a bit for each 16 rows, set if one of their factors is not 1.
+    // Multiplies the sums by the factor of each row. In every eight rows, a lane has the two rows 2
+    // quad and 2 quad + 1. `any` has a number for each 16 rows, which is not 0 if one of their
+    // factors is not 1.
     __device__ void rescale(const float* factor, const int4& any, int thread) {
         if (any.x | any.y | any.z | any.w) rescale(factor, thread & 3);
     }
@@ -65,8 +66,8 @@ struct TransposedSums {
             ptx::Wgmma<T, N, ptx::Major::M>::run(acc[step], a + 128 * k, b + 2 * k, 1);
     }
 
-    // The largest finite magnitude that this thread has of a partial result. A row with others may
-    // make finite values infinite.
+    // The largest finite magnitude in this thread's part of a partial result. In a row that also
+    // has values that are not finite, finite values may become infinite.
     __device__ float largest(const float* inverse, int thread) const {
         float top = 0.f;
 #pragma unroll
@@ -134,7 +135,7 @@ struct RowSums {
             for (int i = 0; i < 64; ++i) acc[h][i] = 0.f;
     }
 
-    // The first of this thread's two rows; the other is the eighth after it.
+    // The first of this thread's two rows. The other one is eight rows after it.
     __device__ static int row_of(int thread) { return (thread >> 5 & 3) * 16 + (thread >> 2 & 7); }
 
     __device__ void rescale(const float* factor, const int4& any, int thread) {
@@ -195,7 +196,7 @@ struct RowSums {
         }
     }
 
-    // Writes what a step has added to.
+    // Writes the half of the output that step `h` has added to.
     __device__ __forceinline__ void write_half(int h, const OutputRows<T>& out,
                                                const float* inverse, int thread) const {
         const int first = (thread >> 7) * 64 + 2 * (thread & 3);

@@ -1,5 +1,5 @@
-// The C interface of this kernel: checks every argument, describes the cache to TMA,
-// launches.
+// The C interface of this kernel. It checks every argument, describes the cache to TMA, and
+// launches the kernel.
 
 #include "../../../common/device.cuh"
 #include "../../../common/one_row.cuh"
@@ -15,7 +15,7 @@ namespace {
 enum class Cache { refused, values, e4m3 };
 
 Cache cache_of(const MlaDecodeParams& p) {
-    // Without a default: a new format is an error of the compiler here, too.
+    // The switch has no default, so a new format is an error of the compiler here, too.
     switch (static_cast<MlaCacheFormat>(p.cache_format)) {
         case MLA_CACHE_BF16: return p.q_dtype == MLA_DTYPE_BF16 ? Cache::values : Cache::refused;
         case MLA_CACHE_F16: return p.q_dtype == MLA_DTYPE_F16 ? Cache::values : Cache::refused;
@@ -27,8 +27,9 @@ Cache cache_of(const MlaDecodeParams& p) {
     return Cache::refused;
 }
 
-// Requests that have room for no more tokens than this are short. With more than 64 rows, holding
-// queries in registers takes longer at the start of an item and less for each of its KV tiles.
+// Requests with room for at most this number of tokens are short. With more than 64 rows, holding
+// queries in registers takes longer at the start of an item, but saves time in each of its KV
+// tiles.
 constexpr int64_t kShortTokens = 512;
 
 // PlainConfig::kByRows
@@ -38,13 +39,13 @@ constexpr bool is_by_rows(int group_ctas, int64_t max_tokens) {
 static_assert(is_by_rows(2, 513) && !is_by_rows(2, 512));
 static_assert(is_by_rows(3, 64) && !is_by_rows(1, 8192));
 
-// Up to this number of tokens of room, a query tile spends most of its time beside its KV tiles,
-// and groups of five CTAs and more lose more than they save.
+// If requests have room for at most this number of tokens, a query tile takes most of its time
+// outside its KV tiles. Groups of five and more CTAs then lose more than they save.
 constexpr int64_t kVeryShortTokens = 256;
 
-// Number of CTAs, of 64 rows each, that do a query tile of a request with more than 64 rows: the
-// one that leaves the fewest CTAs of the request's last query tile without rows. The candidates are
-// primes: a multiple leaves no fewer.
+// Number of CTAs, of 64 rows each, that do a query tile of a request with more than 64 rows. The
+// number is chosen that leaves the fewest CTAs of the request's last query tile without rows. The
+// candidates are primes, since a multiple of a candidate leaves no fewer.
 constexpr int group_ctas_of(int row_tiles, int64_t max_tokens) {
     int best = 2, fewest = row_tiles % 2;
     for (const int ctas : {3, 5, 7, 11, 13}) {
@@ -63,7 +64,7 @@ static_assert(group_ctas_of(4, 8192) == 2 && group_ctas_of(5, 8192) == 5);
 static_assert(group_ctas_of(5, 256) == 2 && group_ctas_of(7, 257) == 7);
 static_assert(group_ctas_of(10, 8192) == 2 && group_ctas_of(11, 8192) == 11);
 
-// Rows per CTA, and CTAs that do different rows of the same query tile.
+// Chooses the rows per CTA, and the number of CTAs that do different rows of the same query tile.
 Shape shape_of(const MlaDecodeParams& p) {
     const int rows = p.query_len * p.heads;
     Shape shape;
@@ -76,17 +77,17 @@ Shape shape_of(const MlaDecodeParams& p) {
     return shape;
 }
 
-// Tiles of a request with as many query tokens as any may have.
+// Number of query tiles of a request that has the maximum number of query tokens.
 int tiles_of_request(const MlaDecodeParams& p, const Shape& shape) {
     const int tile_rows = shape.rows * shape.group_ctas;
     return (p.query_len * p.heads + tile_rows - 1) / tile_rows;
 }
 
-// Cycles that a CTA waits for the other splits of its query tile. Nothing on a healthy GPU comes
-// near.
+// Number of cycles that a CTA waits for the other splits of its query tile. On a healthy GPU, no
+// wait takes nearly that long.
 constexpr int64_t kDefaultPatience = 100000;
 
-// Cost of a query tile beside its KV tiles, in KV tiles.
+// Cost of a query tile in addition to its KV tiles, as a number of KV tiles.
 constexpr int kTileCost = 1;
 
 Estimate estimate_of(const MlaDecodeParams& p, const Shape& shape, int groups) {
@@ -118,17 +119,18 @@ Element cache_element(const MlaDecodeParams& p) {
                                       : query_element(p);
 }
 
-// True if a group does several query tiles of a request, one after the other, and so reads the same
-// KV tiles again: if there are more query tiles than groups, and requests have several.
+// True if a group does several query tiles of a request, one after the other, and therefore reads
+// the same KV tiles again. This is so if there are more query tiles than groups, and requests have
+// several query tiles.
 constexpr bool reads_again(int tiles_of_request, int groups_of_tile) {
     return tiles_of_request > 1 && groups_of_tile == 0;
 }
 static_assert(reads_again(2, 66 / 128) && !reads_again(2, 66 / 48) && !reads_again(1, 66 / 128));
 
-// Maximum number of KV tiles of a batch whose cache is read as evict-first: 9/2 of L2, which is 270
-// MiB on an H200 and 225 on an H100. On both, a batch of 216 MiB gains and one of 288 MiB loses. It
-// is 0 if KV tiles are read again, since evict-first lines are gone by then. It is also 0 if
-// queries and output are larger than the rest of the cache, since they push out the lines of L2
+// Maximum number of KV tiles of a batch whose cache is read as evict-first. It is 9/2 of L2: 270
+// MiB on an H200 and 225 MiB on an H100. On both, a batch of 216 MiB gains and one of 288 MiB
+// loses. It is 0 if KV tiles are read again, since evict-first lines are gone by then. It is also 0
+// if queries and output take more bytes than the KV cache, since they push out the lines of L2
 // anyway.
 int evict_first_kv_tiles(const MlaDecodeParams& p, const Estimate& estimate,
                          const DeviceFacts& facts) {
@@ -153,7 +155,7 @@ size_t partial_bytes(int rows) {
 static_assert(kCounters * sizeof(SplitCounters) <= MLA_DECODE_COUNTER_BYTES,
               "mla_sm90.h states the length of the counters");
 
-// Each CTA group has at most two unfinished tiles.
+// Each CTA group has at most two unfinished query tiles.
 size_t workspace_bytes(int rows, int multiprocessors) {
     return MLA_DECODE_COUNTER_BYTES + size_t(2) * multiprocessors * partial_bytes(rows);
 }
@@ -174,8 +176,8 @@ MlaStatus check_shape(const MlaDecodeParams& p) {
     return ok();
 }
 
-// The scheduler counts KV tiles over all tiles, and multiplies those of a request by CTA groups,
-// in 31 bits, whatever the lengths on the device are.
+// The scheduler counts the KV tiles of all query tiles, and multiplies those of a request by the
+// number of CTA groups. Both results have to fit 31 bits, whatever the lengths on the device are.
 MlaStatus check_capacity(const MlaDecodeParams& p, const Shape& shape) {
     constexpr int64_t max_tokens = int64_t(1) << 29;
     static_assert(max_tokens / kTileTokens * kCounters <= INT32_MAX);
@@ -207,7 +209,7 @@ MlaStatus check_pages(const MlaDecodeParams& p) {
     return ok();
 }
 
-// TMA's strides have 40 bits, and no product of another stride may leave 64.
+// TMA's strides have 40 bits, and products with the other strides have to fit 64 bits.
 constexpr int64_t kStrideLimit = int64_t(1) << 39;
 constexpr const char* kBelowLimit = "less than 2^39";
 
@@ -275,7 +277,7 @@ MlaStatus check_lists(const MlaDecodeParams& p) {
     return ok();
 }
 
-// All that can be said without knowing the device.
+// Makes all checks that need no knowledge of the device.
 MlaStatus check(const MlaDecodeParams& p) {
     for (const auto part : {check_shape, check_pages, check_tensors, check_lists}) {
         const MlaStatus s = part(p);
@@ -326,7 +328,7 @@ MlaStatus describe_cache(const MlaDecodeParams& p, const CacheRows& rows, int bo
     return describe(map, cache_element(p), 3, rows.base, sizes, strides, box);
 }
 
-// The latent values alone, as four pairs of 64, of which `pairs` are copied together.
+// Describes the latent values alone, as four pairs of 64 values. `pairs` pairs are copied together.
 MlaStatus describe_cache_pairs(const MlaDecodeParams& p, int box_tokens, int pairs,
                                CUtensorMap& map) {
     const cuuint64_t sizes[5] = {64, cuuint64_t(p.page_size), 2, 4, cuuint64_t(p.pages)};
@@ -336,7 +338,7 @@ MlaStatus describe_cache_pairs(const MlaDecodeParams& p, int box_tokens, int pai
     return describe(map, cache_element(p), 5, p.cache, sizes, strides, box);
 }
 
-// The latent values of an e4m3 cache, as groups of 128.
+// Describes the latent values of an e4m3 cache, as groups of 128.
 MlaStatus describe_cache_groups(const MlaDecodeParams& p, int box_tokens, CUtensorMap& map) {
     const cuuint64_t sizes[4] = {128, cuuint64_t(p.page_size), kLatent / 128, cuuint64_t(p.pages)};
     const cuuint64_t strides[3] = {cuuint64_t(p.cache_slot_stride), 128,
@@ -345,7 +347,8 @@ MlaStatus describe_cache_groups(const MlaDecodeParams& p, int box_tokens, CUtens
     return describe(map, cache_element(p), 4, p.cache, sizes, strides, box);
 }
 
-// Tiles of 64 values, in `pairs` pairs of `of_pair`; `copied` of each pair are copied together.
+// Describes queries as tiles of 64 values, in `pairs` pairs of `of_pair` tiles. `copied` tiles of
+// each pair are copied together.
 MlaStatus describe_query(const MlaDecodeParams& p, int rows, const void* base, int64_t row_stride,
                          int pairs, int of_pair, int copied, CUtensorMap& map) {
     const cuuint64_t sizes[4] = {64, cuuint64_t(p.tokens) * p.heads, cuuint64_t(of_pair),
@@ -355,7 +358,8 @@ MlaStatus describe_query(const MlaDecodeParams& p, int rows, const void* base, i
     return describe(map, query_element(p), 4, base, sizes, strides, box);
 }
 
-// True if row token * heads + head of the queries lies at that multiple of head_stride.
+// True if query rows are evenly spaced: row token * heads + head lies at this multiple of
+// head_stride.
 bool even_rows(const MlaDecodeParams& p, int64_t token_stride, int64_t head_stride, int width) {
     return head_stride >= width && head_stride < int64_t(1) << 39 &&
            (p.tokens == 1 || token_stride == p.heads * head_stride);
@@ -405,8 +409,8 @@ KernelParams kernel_params(const MlaDecodeParams& p, const Shape& shape, const D
     return k;
 }
 
-// Describes to TMA the cache, and the queries if their rows are evenly spaced: queries beside an
-// e4m3 cache are always copied row by row.
+// Describes the cache to TMA, and also the queries if their rows are evenly spaced. If the cache is
+// e4m3, queries are always copied row by row.
 MlaStatus describe_tensors(const MlaDecodeParams& p, const Shape& shape, const KernelParams& k,
                            TensorMaps& maps) {
     const CacheRows latents = {p.cache, kLatent, p.cache_slot_stride, p.cache_page_stride},

@@ -1,5 +1,5 @@
-// The compile-time description of a kernel: the cache format decides the layout of shared memory,
-// the roles of the warps and how accumulators lie. kernel.cuh runs any of these.
+// The compile-time description of a kernel. The cache format decides the layout of shared memory,
+// the roles of the warps, and the form of the accumulators. kernel.cuh runs any of these configs.
 #pragma once
 
 #include "accumulators.cuh"
@@ -20,14 +20,14 @@ namespace mla::sm90::decode {
 // allotted in eights.
 constexpr int even_registers(int threads) { return 65536 / threads / 8 * 8; }
 
-// A cache of the queries' type. N query rows per CTA; with more than 64 rows two CTAs for different
-// rows of the same query tile (group_ctas), or kAnyGroup.
+// The config for a cache of the queries' type. A CTA has N query rows. If a query tile has more
+// than 64 rows, several CTAs do different rows of it: two, or any number (kAnyGroup).
 template <typename Element, int rows, int group_ctas, bool by_rows = (group_ctas != 1)>
 struct PlainConfig {
     using T = Element;
     static constexpr int N = rows, kGroupCtas = group_ctas;
-    // The output is by rows, and five query panels are held in registers: with more than 64 rows of
-    // requests that may be long.
+    // True if the output is by rows and five query panels are held in registers. This is so with
+    // more than 64 rows, if requests may be long.
     static constexpr bool kByRows = by_rows;
     using L = PlainLayout<N, kByRows>;
     using Control = typename L::Control;
@@ -42,8 +42,7 @@ struct PlainConfig {
     using Output = PlainOutput<PlainConfig>;
 
     static constexpr int kThreads = 512, kScoreGroups = 1;
-    // Registers per thread of the warpgroups; 0 where the even share, which all begin with, is
-    // enough.
+    // Registers per thread of the warpgroups. 0 if the even share, which all begin with, is enough.
     static constexpr int kLoadRegisters = kByRows   ? 48
                                           : N >= 32 ? 56
                                                     : 0,
@@ -52,16 +51,17 @@ struct PlainConfig {
     static_assert(kLoadRegisters + kScoreRegisters + 2 * kOutputRegisters <=
                   4 * even_registers(kThreads));
 
-    // Stages of the latent ring that a KV tile needs, and a step of its output.
+    // Number of stages of the latent ring that a KV tile takes, and number that a step of its
+    // output takes.
     static constexpr int kKvTileStages = 8 / L::kStagePanels,
                          kStepStages = kKvTileStages / Sums::kSteps;
-    // Query panels that the scores warpgroup holds, the last of them the rope panel, and the stages
-    // that the others take in the latent ring.
+    // Number of query panels that the scores warpgroup holds; the last of them is the rope panel.
+    // The other held panels take kHeldStages stages in the latent ring.
     static constexpr int kHeldPanels = 9 - L::kQueryPanels,
                          kHeldStages = (kHeldPanels - 1) / L::kStagePanels;
 };
 
-// A cache of e4m3 with one scale, whatever the queries' type.
+// The config for a cache of e4m3 with one scale, whatever the queries' type.
 template <typename Element, int rows, int group_ctas>
 struct Fp8Config {
     using T = Element;

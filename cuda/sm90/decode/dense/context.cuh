@@ -17,10 +17,10 @@ struct Context {
     static constexpr int N = C::N;
 
     const KernelParams& p;
-    uint32_t base;  // shared memory
+    uint32_t base;  // address of shared memory
     typename C::Control& s;
-    // This CTA's number within its group, which selects its rows of a query tile, and the number of
-    // its group.
+    // Number of this CTA within its group, and number of the group. The CTA's number selects its
+    // rows of a query tile.
     int rank, group_id;
 
     // Number of CTAs of a group, and number of groups. If a config says kAnyGroup, the grid has a
@@ -33,12 +33,12 @@ struct Context {
         else
             return gridDim.x / C::kGroupCtas;
     }
-    // This CTA's number, and that of all.
+    // This CTA's number, and the number of all CTAs.
     __device__ static uint32_t cta() {
         return kAny ? blockIdx.y * gridDim.x + blockIdx.x : blockIdx.x;
     }
     __device__ static uint32_t ctas() { return kAny ? gridDim.y * gridDim.x : gridDim.x; }
-    // `rank` and `group_id`.
+    // These compute `rank` and `group_id`.
     __device__ static int own_rank() {
         if constexpr (kAny)
             return blockIdx.x;
@@ -51,9 +51,9 @@ struct Context {
         else
             return int(blockIdx.x) / C::kGroupCtas;
     }
-    // Position in a list with an entry for each CTA: the CTA of this one's rank in group g has
-    // entry g * kGroupStep + list_offset(). The step is a constant whatever the number of CTAs of a
-    // group.
+    // Position in a list that has an entry for each CTA. In group g, the CTA with this one's rank
+    // has entry g * kGroupStep + list_offset(). The step is a constant, whatever the number of CTAs
+    // of a group.
     static constexpr int kGroupStep = kAny ? 1 : C::kGroupCtas;
     __device__ int list_offset() const { return kAny ? rank * groups() : rank; }
 
@@ -64,8 +64,8 @@ struct Context {
         return latent_stage(L::kLatentStages) + stage * kPanelBytes;
     }
 
-    // Publishes an item in the queue; one that is not valid is the end. Called by the scheduler
-    // warp.
+    // Publishes an item in the queue. An item that is not valid marks the end. Called by the
+    // scheduler warp.
     __device__ void publish(PipelineCounter<kQueuedItems>& q, const WorkItem& item) const {
         s.item_empty[q.stage()].wait(q.phase() ^ 1);
         __syncwarp();
@@ -75,7 +75,8 @@ struct Context {
         }
         ++q.count;
     }
-    // A reader of the queue: null at the end. It releases each item when it no longer looks at it.
+    // Returns a reader's next item of the queue, or null at the end. The reader releases each item
+    // when it no longer needs it.
     __device__ const WorkItem* acquire(const PipelineCounter<kQueuedItems>& q) const {
         s.item_full[q.stage()].wait(q.phase());
         const WorkItem* item = &s.items[q.stage()];
@@ -92,7 +93,8 @@ struct Context {
         return min(max(item.q_len * p.heads - first_row(item), 0), N);
     }
 
-    // The first token of a request that not all of its query tokens see: they see one more each.
+    // Number of tokens of a request that all of its query tokens see. Each later query token sees
+    // one more.
     __device__ int seen_by_all(const WorkItem& item) const {
         return p.causal ? item.kv_len - item.q_len + 1 : item.kv_len;
     }
@@ -102,14 +104,14 @@ struct Context {
         return p.page_shift >= 0 ? token >> p.page_shift : unsigned(token) / unsigned(p.page_size);
     }
 
-    // A small block table is copied to shared memory while the lengths are still in flight, into a
-    // stage of the ring that is not in use yet; a large one is at least fetched into L2, by all
-    // CTAs together.
+    // A small block table is copied to shared memory while the lengths are still in flight. The
+    // copy goes to a stage of the ring that is not in use yet. All CTAs together prefetch a large
+    // table into L2.
     __device__ bool table_is_small() const { return p.block_table_entries <= kPanelBytes / 4; }
     __device__ uint32_t table_copy() const { return latent_stage(L::kLatentStages - 1); }
 
     // L2 policy of the cache's reads. Data that is read once should not evict lines from L2, above
-    // all not dirty ones, which would have to be written back. But a long batch is read faster if
+    // all no dirty lines, which would have to be written back. But a long batch is read faster if
     // it may have all of L2.
     __device__ ptx::CachePolicy cache_policy() const {
         return s.evict_first ? ptx::createpolicy_evict_first() : ptx::CachePolicy{};
@@ -126,7 +128,7 @@ struct Context {
                 rows(item)};
     }
 
-    // The factor of the output of a row with this sum, applied at the end.
+    // The factor of the output of a row whose sum is `sum`. It is applied at the end.
     __device__ float inverse_of(float sum) const {
         return sum == 0.f ? 0.f : __fdividef(p.out_scale, sum);
     }

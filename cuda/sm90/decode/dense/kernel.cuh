@@ -18,10 +18,10 @@
 
 namespace mla::sm90::decode {
 
-// The warp of the scores that brings queries into L2, while there is nothing else to do. With 16
-// rows and fewer it has none itself.
+// The warp of the scores that prefetches queries into L2, while it has nothing else to do. With 16
+// rows or fewer, it has no rows of its own.
 constexpr int kFetchingWarp = 5;
-// The length that every request has in the batch that is planned to warm up: several KV tiles, so
+// The length of all requests in the batch that is planned to warm up. It is several KV tiles, so
 // that query tiles have splits.
 constexpr int kWarmUpLength = 4096;
 
@@ -45,7 +45,8 @@ __global__ __launch_bounds__(C::kThreads,
                             C::N * context.group_ctas(), context.group_id, context.groups());
     // The next kernel of the stream may start as soon as this one's CTAs have ended. Until the
     // previous kernel has ended, this one touches only shared memory and the launch's own
-    // parameters. Past the barrier, two warps have executed griddepcontrol.wait for the whole CTA.
+    // parameters. After StartBarrier, two warps have executed griddepcontrol.wait for the whole
+    // CTA.
     ptx::griddepcontrol_launch_dependents();
     if (warp == 2) {
         ptx::griddepcontrol_wait();
@@ -55,7 +56,7 @@ __global__ __launch_bounds__(C::kThreads,
     } else if (warp == 1) {
         cache_producer.prefetch_descriptors(maps, lane);
         query_producer.prefetch_descriptors(maps, lane);
-        // To warm up these are read, though no lengths are.
+        // The warm-up reads cu_q_lens, though it reads no lengths.
         if (p.cu_q_lens) ptx::griddepcontrol_wait();
         if (lane == 0) s.warm_up_length = kWarmUpLength;
         __syncwarp();
@@ -73,9 +74,9 @@ __global__ __launch_bounds__(C::kThreads,
     if (warpgroup == 0) {
         if constexpr (uneven) ptx::setmaxnreg_dec<C::kLoadRegisters>();
         if (warp == 2) prologue.finish_lengths();
-        // Warps 0 and 2 plan the work, each for itself, so that the first copies need not wait for
-        // the queue. Warp 1 would only wait for work items, so it plans a made-up batch beforehand,
-        // while the lengths are in flight: code is slow when it runs for the first time. All three
+        // Warps 0 and 2 plan the work, each for itself. The first copies then need not wait for the
+        // queue. Warp 1 would only wait for work items. While the lengths are in flight, it plans a
+        // made-up batch instead, because code is slow when it runs for the first time. All three
         // run the same code, since `plan` and `next` are inlined once.
         if (warp != 3) {
             if (!warms_up) s.lengths_full.wait(0);

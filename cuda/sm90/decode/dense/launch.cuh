@@ -11,7 +11,7 @@
 
 namespace mla::sm90::decode {
 
-// Division of the device by a launch, chosen from what the host knows.
+// The shape of a launch, which the host chooses from what it knows.
 struct Shape {
     int rows;        // N
     int group_ctas;  // CTAs for different rows of the same query tile
@@ -26,14 +26,15 @@ struct Launch {
     cudaStream_t stream;
 };
 
-// CTA groups of a launch: each SM has one CTA.
+// Number of CTA groups of a launch. Each SM has one CTA.
 inline int groups_of(int multiprocessors, int group_ctas) {
     return std::min(multiprocessors, kCounters) / group_ctas;
 }
 
 template <class C>
 cudaError_t launch(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
-    // On which devices the kernel was allowed its shared memory. Setting it twice does no harm.
+    // True for devices on which the kernel was allowed its shared memory. Setting it twice does no
+    // harm.
     static std::atomic<bool> prepared[kMaxDevices];
     if (!prepared[l.device].load(std::memory_order_relaxed)) {
         const cudaError_t e = cudaFuncSetAttribute(
@@ -57,7 +58,7 @@ cudaError_t launch(const Launch& l, const KernelParams& p, const TensorMaps& map
 }
 
 // There is a kernel for each number of rows. With an e4m3 cache, fewer than 16 rows are padded to
-// 16: with 8, the conversions would take the same time.
+// 16, because with 8 rows the conversions would take the same time.
 template <typename T>
 cudaError_t launch_dtype(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
     const int group_ctas = l.shape.group_ctas;

@@ -5,7 +5,7 @@
 
 namespace mla::sm90::decode {
 
-// Waits until few enough copies are in flight for one to this stage.
+// Waits until so few copies are in flight that one to this stage may begin.
 template <class L, class Control, class PipelineState>
 __device__ __forceinline__ void wait_for_copies_in_flight(const Control& s,
                                                           const PipelineState& next) {
@@ -28,7 +28,7 @@ struct PageWalk {
 
     // Calls load(whole, begins, tokens, page, first) for each KV tile: once for one run of tokens,
     // or up to four times for runs in different pages. `begins` is true for the work item's first
-    // KV tile. One lane calls. This warp knows the first work item without the queue.
+    // KV tile. One lane makes the calls. This warp knows the first work item without the queue.
     template <typename Load>
     __device__ void for_each_kv_tile(const TileScheduler& scheduler, const WorkItem& first_item,
                                      Load load) const {
@@ -85,8 +85,9 @@ struct PageWalk {
                 }
                 __syncwarp();
                 if (run == 0) {
-                    // Not before the first copies. These go elsewhere than the copy of the table,
-                    // later ones may not: by then it has been read.
+                    // The table's copy is read only after the first copies have been issued. These
+                    // go to other stages than the table's copy. Later copies may overwrite it, but
+                    // it has been read by then.
                     following = position_of_run(kv_tile * runs + 32 + lane);
                     copied = false;
                     __syncwarp();

@@ -12,23 +12,23 @@ namespace mla::sm90::decode {
 
 constexpr int kLatent = 512;
 constexpr int kRope = 64;
-// Cached tokens of a KV tile: a step of the main loop.
+// Number of cached tokens in a KV tile, which is a step of the main loop.
 constexpr int kTileTokens = 64;
 constexpr int kMaxRequests = 1024;
 // Maximum number of CTAs of a launch, one per SM.
 constexpr int kCounters = 160;
-// Instead of the number of CTAs of a group in a config: the launch's grid says it.
+// A config has this instead of a number of CTAs of a group if the launch's grid gives that number.
 constexpr int kAnyGroup = 0;
 
-// The host's estimate of the start of each CTA group, as if all requests had the same number of
-// query tokens (TileScheduler::likely_start, plan_uniform), and reciprocals that spare the device
-// its divisions.
+// The host's estimate of where each CTA group starts, as if all requests had the same number of
+// query tokens (TileScheduler::likely_start, plan_uniform). The reciprocals spare the device its
+// divisions.
 struct Estimate {
-    // Query tiles of a request, and of all requests.
+    // Number of query tiles of a request, and of all requests.
     int tiles_of_request, tiles;
-    // CTA groups of each tile; 0 if there are more tiles than CTA groups.
+    // Number of CTA groups of each tile; 0 if there are more tiles than CTA groups.
     int groups_of_tile;
-    // Tiles of each CTA group if there are more tiles than CTA groups.
+    // Number of tiles of each CTA group if there are more tiles than CTA groups.
     int tiles_of_group;
     float inverse_tiles_of_request, inverse_groups_of_tile, inverse_groups;
 };
@@ -48,19 +48,20 @@ struct KernelParams {
     int64_t out_token_stride, out_head_stride;
     int64_t lse_head_stride;
     int64_t block_table_stride;
-    // Number of entries from the first request's first to the last request's last. Nothing behind
-    // them is read.
+    // Number of entries from the first request's first one to the last request's last one. Nothing
+    // behind them is read.
     int64_t block_table_entries;
     int requests, heads, query_len;
     float inverse_heads;
-    // page_size = 1 << page_shift where that is not negative.
+    // If page_shift is not negative, page_size is 1 << page_shift.
     int page_size, page_shift;
-    // Cached tokens that lie together: 64, or 16 where the page size is no multiple of 64.
+    // Number of cached tokens that lie together: 64, or 16 if the page size is no multiple of 64.
     int run;
     int causal;
-    // The query rows lie evenly spaced: TMA can fetch them.
+    // True if the query rows are evenly spaced. TMA can then fetch them.
     int even_query;
-    // Added to the cost of a tile, in KV tiles: what starting and finishing one takes.
+    // Cost of starting and finishing a query tile, as a number of KV tiles. It is added to the
+    // tile's cost.
     int tile_cost;
     Estimate estimate;
     // Cycles that a CTA waits for the other splits of its tile before it falls back.
@@ -69,7 +70,7 @@ struct KernelParams {
     float scale_log2;
     // Factor of the output: the cache's scale
     float out_scale;
-    // A batch of no more KV tiles than this reads its cache as evict-first.
+    // The cache of a batch of at most this number of KV tiles is read as evict-first.
     int evict_first_kv_tiles;
 };
 
@@ -90,16 +91,16 @@ struct TensorMaps {
     CUtensorMap q_rope;  // [1][1][tokens * heads][64]
 };
 
-// Values of f16 that lie together in a partial result.
+// Number of f16 values that lie together in a partial result.
 constexpr int kVectorValues = 8;
 
-// A partial result in the workspace. The normalised output is multiplied by a power of two that
-// brings its largest value to 2^14 or more, so that f16 has 11 bits for all values above 2^-28 of
-// the largest. First come the vectors of the 256 output threads; then, for every two rows, their
+// A partial result in the workspace. Its normalised output is multiplied by a power of two that
+// brings the largest value to 2^14 or more. f16 then has 11 bits for all values above 2^-28 of the
+// largest. First come the vectors of the 256 output threads. Then come, for every two rows, their
 // log-sum-exps (base 2), the factors for their values, and padding.
 template <int N>
 struct PartialResult {
-    // Vectors of a thread per eight rows.
+    // Number of vectors of a thread for every eight rows.
     static constexpr int kGroupVectors = 16 / kVectorValues;
     static constexpr int kVectors = N / 8 * kGroupVectors * 256;
     static constexpr size_t kBytes = size_t(kVectors) * 16 + N / 2 * 16;

@@ -1,12 +1,12 @@
-// The prologue, before the work is planned: the lengths and the block table arrive, and the first
-// KV tile and the queries are brought into L2.
+// The prologue, which runs before the work is planned. The lengths and the block table arrive, and
+// the first KV tile and the queries are brought into L2.
 #pragma once
 
 #include "context.cuh"
 
 namespace mla::sm90::decode {
 
-// Warps 2 and 3 while the lengths are in flight, and one warp of the scores.
+// Run by warps 2 and 3 while the lengths are in flight, and by one warp of the scores.
 template <class C>
 struct Prologue {
     using L = typename C::L;
@@ -17,13 +17,13 @@ struct Prologue {
     const KernelParams& p = c.p;
     typename C::Control& s = c.s;
 
-    // Asks for the lengths.
+    // Begins to copy the lengths.
     __device__ void fetch_lengths(int lane) const {
 #pragma unroll 1
         for (int i = lane; i < p.requests; i += 32)
             ptx::cp_async_4(ptx::shared_address(s.lens + i), p.kv_lens + i);
     }
-    // Says that they are there.
+    // Waits for the lengths, and publishes them.
     __device__ void finish_lengths() const {
         ptx::cp_async_wait_all();
         s.lengths_full.arrive();
@@ -48,7 +48,8 @@ struct Prologue {
     }
 
     // Waits for the copy of the table. Returns the location of the KV tile with which this CTA
-    // probably begins; its page is -1 if that is not known or if its tokens are not contiguous.
+    // probably begins. Its page is -1 if the location is not known, or if the tile's tokens are not
+    // contiguous.
     __device__ PagePosition finish_table(const TileScheduler& scheduler) const {
         ptx::cp_async_wait_all();
         __syncwarp();
@@ -66,15 +67,15 @@ struct Prologue {
                                   : p.block_table[entry],
                               token - page * p.page_size};
         }
-        // From then on the copy may be overwritten.
+        // After these arrivals, the copy of the table may be overwritten.
         __syncwarp();
         s.table_full.arrive();
         return first_tile;
     }
 
-    // Brings the queries of a small batch into L2, each CTA some of them, `max_rows` at most:
-    // TMA asks for them only when there are work items, and in many CTAs at the same
-    // time.
+    // Prefetches the queries of a small batch into L2: at most `max_rows` rows, of which each CTA
+    // has some. TMA asks for queries only when there are work items, and then in many CTAs at the
+    // same time.
     __device__ void prefetch_queries(int lane) const {
         constexpr int max_rows = 32, lines = (kLatent + kRope) * 2 / 128;
         const int rows = p.requests * p.query_len * p.heads,

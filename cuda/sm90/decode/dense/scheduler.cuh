@@ -1,27 +1,28 @@
-// The tile scheduler: derives the work items of each CTA group on the device, from the lengths
+// The tile scheduler. It derives the work items of each CTA group on the device, from the lengths
 // alone. A group is one CTA, or several neighbouring ones that do different rows of the same query
 // tile.
 //
-// A query tile is up to N rows for each CTA of a group, of one request (rows count query tokens and
-// heads together). Its cost is its number of KV tiles (at least one) plus a constant. There are two
-// ways to divide query tiles among groups:
+// A query tile has up to N rows for each CTA of a group, all of one request. Rows count query
+// tokens and heads together. The cost of a query tile is its number of KV tiles (at least one) plus
+// a constant. There are two ways to divide query tiles among groups:
 //
-//   in line   All query tiles of all requests, in order, form one line of cost units, which is
-//             divided into equal ranges, one per group. A group walks its range tile by tile; a
+//   in line   All query tiles of all requests, in order, form one line of cost units. The line is
+//             divided into equal ranges, one per group. A group walks its range tile by tile. A
 //             tile that a boundary crosses is done in splits, which are combined afterwards.
-//   apart     No group has work of two query tiles. If there are more tiles than groups, and all
-//             have the same cost, they are dealt out whole. If there are at least as many groups as
-//             tiles, each tile has groups of its own: one, or as many as it takes for no split to
-//             have more than a certain number of KV tiles, and these are divided equally among
-//             them. This number is the smallest for which the groups suffice.
+//   apart     No group has parts of two query tiles. If there are at least as many groups as tiles,
+//             each tile has groups of its own. A number of KV tiles is chosen that no split may
+//             exceed: the smallest for which the groups suffice. A tile has one group, or as many
+//             as this bound demands, and its KV tiles are divided equally among them. If there are
+//             more tiles than groups, and all have the same cost, they are dealt out whole.
 //
-// Apart is preferred unless it takes noticeably longer: it makes fewer splits, and no second items.
+// Apart is preferred unless it takes noticeably longer: it makes fewer splits and fewer second
+// items.
 //
-// Two warps of every CTA do this, each for itself: the cache producer, which then begins at once,
-// and the scheduler, which passes the items to the others through a queue in shared memory. A third
-// warp plans a made-up batch before the lengths arrive, since instructions are slow to come the
-// first time. On the host one thread does the same (mla_decode_sm90_work_items), so that it can be
-// tested.
+// Two warps of every CTA do this, each for itself. One is the cache producer, which then begins at
+// once. The other is the scheduler, which passes the items to the other warps through a queue in
+// shared memory. A third warp plans a made-up batch before the lengths arrive, because instructions
+// are slow to come the first time. On the host, one thread does the same
+// (mla_decode_sm90_work_items), so that it can be tested.
 #pragma once
 
 #include "../../../common/lanes.cuh"
@@ -32,17 +33,17 @@ namespace mla::sm90::decode {
 struct WorkItem {
     // -1 behind the last item.
     int request;
-    // Row of the request's first row in this tile (for the whole group).
+    // First row of this query tile within its request, for the whole group.
     int first_row;
     int q_len, q_begin, kv_len;
     // KV tiles of this split of the query tile.
     int kv_tile_begin, kv_tile_end;
     // This is split `split` of `splits`; split i was given to group first_group + i.
     int split, splits, first_group;
-    // Number of groups that combine the results: those that have no work item after this one. Their
-    // splits are the first ones.
+    // Number of groups that combine the results. These are the groups that have no work item after
+    // this one, and they have the first splits.
     int16_t combiners;
-    // The group has no work item after this one.
+    // True if the group has no work item after this one.
     bool last;
 
     __host__ __device__ bool is_valid() const { return request >= 0; }
@@ -53,11 +54,11 @@ struct Start {
     int request, kv_tile;
 };
 
-// Its functions are called by one whole warp, or on the host.
+// One whole warp calls its functions, or one thread of the host.
 class TileScheduler {
   public:
-    // `lens`: the lengths of all requests, once they are there, one after the other or, if
-    // `lens_step` is 0, all in the same place.
+    // `lens` will hold the lengths of all requests, one after the other. If `lens_step` is 0, one
+    // length is that of all requests.
     __host__ __device__ TileScheduler(const KernelParams& p, const int* lens, int lens_step,
                                       int tile_rows, int group_id, int groups)
         : p_(p),
@@ -98,8 +99,8 @@ class TileScheduler {
         if (tiles > 0 && tiles <= groups_) {
             const int longest = high - p_.tile_cost;
             int split_size = longest;
-            // If tiles would have one group each, whole tiles are tried first: the search takes its
-            // time.
+            // If tiles would have one group each, whole tiles are tried first, because the search
+            // takes time.
             if (2 * tiles <= groups_ || !worth(high, false))
                 split_size = smallest_split_size(tiles, low, high);
             if (stays_whole(longest, split_size)) split_size = longest;
@@ -120,7 +121,7 @@ class TileScheduler {
         const int sum = Lanes::running_sum(units);
         total_ = Lanes::last(sum);
         begin_at_boundary();
-        // The first lane whose requests end after the position has it among them.
+        // The position lies in a request of the first lane whose requests end after it.
         const int lane = Lanes::first_or_zero(sum > position_);
         request_ = Lanes::of(first, lane);
         begins_ = Lanes::of(sum - units, lane);
@@ -128,9 +129,9 @@ class TileScheduler {
     }
 
 #ifdef __CUDACC__
-    // Start of the group if all requests have the same number of KV tiles, found in a fraction of
-    // the time that `plan` takes. Otherwise some KV tile of the batch; a negative request if there
-    // is none.
+    // Start of the group if all requests have the same number of KV tiles. It is found in a
+    // fraction of the time that `plan` takes. Otherwise, the result is some KV tile of the batch.
+    // Its request is negative if there is no KV tile.
     __device__ Start likely_start() const {
         const Estimate& g = p_.estimate;
         const Start none = {-1, 0};
@@ -140,7 +141,7 @@ class TileScheduler {
             return tile < g.tiles ? Start{int((tile + 0.5f) * g.inverse_tiles_of_request), 0}
                                   : none;
         }
-        // The first request stands for all others.
+        // The other requests are taken to be like the first one.
         const int kv_tiles = kv_tiles_of(0);
         const SplitPlan plan = split_plan_of(kv_tiles);
         const int tile = int((group_ + 0.5f) * plan.inverse_splits),
@@ -151,7 +152,7 @@ class TileScheduler {
     }
 #endif
 
-    // KV tiles of all query tiles of the batch.
+    // Number of KV tiles of all query tiles of the batch.
     __host__ __device__ int kv_tiles() const { return kv_tiles_; }
 
     // The next work item of this group's range; its request is -1 at the end.
@@ -241,13 +242,13 @@ class TileScheduler {
     __host__ __device__ int splits_of(int request) const {
         return splits_ > 0 ? splits_ : splits_of(kv_tiles_of(request), split_size_);
     }
-    // Length of a request's tiles in the line: their cost, or, apart, as many groups as they have
-    // splits.
+    // Length of a request's tiles in the line. It is their cost or, if tiles are kept apart, their
+    // number of splits, since each split has a group.
     __host__ __device__ int units_of(int request) const {
         return tiles_of(request) * (split_size_ > 0 ? splits_of(request) : cost_of(request));
     }
 
-    // Division of a number of KV tiles among the groups that a query tile has of its own.
+    // Division of a query tile's KV tiles among the groups that it has of its own.
     struct SplitPlan {
         int split_size, splits;
         float inverse_splits;
@@ -259,13 +260,13 @@ class TileScheduler {
         return {split_size, splits, inverse_of(splits)};
     }
 
-    // Does the same as `plan`, in a fraction of its time, if all requests are equal, and their
-    // tiles are kept apart and have groups of their own. Returns false otherwise. A single tile is
-    // always divided, unless it stays whole.
+    // Does the same as `plan` in a fraction of its time, if all requests are equal, and their tiles
+    // are kept apart and have groups of their own. Returns false otherwise. A single tile is always
+    // divided, unless it stays whole.
     __host__ __device__ bool plan_uniform() {
         const Estimate& g = p_.estimate;
         const int kv_tiles = kv_tiles_of(0);
-        // Up to there, the quotients below are exact.
+        // The quotients below are exact up to this number.
         bool uniform = g.groups_of_tile > 0 && kv_tiles > 0 && kv_tiles < 1 << 18;
 #pragma unroll 1
         for (int request = Lanes::own(); request < p_.requests; request += Lanes::kCount)
@@ -301,7 +302,7 @@ class TileScheduler {
 
     __host__ __device__ void begin_at_boundary() {
         if (split_size_ > 0) {
-            // The line is one of groups.
+            // Each unit of the line is now a group.
             step_ = 1;
             longer_ = 0;
         }
@@ -309,7 +310,7 @@ class TileScheduler {
         end_ = boundary(group_ + 1);
     }
 
-    // The smallest number of KV tiles for which the groups suffice when no split has more.
+    // The smallest number of KV tiles that no split has to exceed, given the number of groups.
     // `low` and `high` bound the tiles' costs.
     __host__ __device__ int smallest_split_size(int tiles, int low, int high) const {
         const int longest = high - p_.tile_cost;
@@ -317,9 +318,9 @@ class TileScheduler {
             const int splits = unsigned(groups_) / unsigned(tiles);
             return unsigned(longest + splits - 1) / unsigned(splits);
         }
-        // Splits of fewer than kv_tiles_ / groups_ KV tiles would be more than there are groups.
-        // Splits of kv_tiles_ / (groups_ - tiles) are few enough, since at most one of each tile is
-        // not full.
+        // If splits had fewer than kv_tiles_ / groups_ KV tiles, there would be more splits than
+        // groups. If they have kv_tiles_ / (groups_ - tiles), they are few enough, since at most
+        // one split of each tile is not full.
         int low_size = unsigned(kv_tiles_ + groups_ - 1) / unsigned(groups_);
         int high_size = longest;
         if (tiles < groups_) {
@@ -342,18 +343,18 @@ class TileScheduler {
         return low_size;
     }
 
-    // True if a tile stays whole although it could have this number of splits. With up to 32 rows,
-    // combining takes a little longer than a KV tile. With more than 64 rows, so does the writing
-    // of all of the output by one CTA.
+    // True if a tile stays whole although it could have splits of this size. With up to 32 rows,
+    // combining takes a little longer than a KV tile. With more than 64 rows, one CTA takes as long
+    // to write all of the output, so tiles are split to save even one KV tile.
     __host__ __device__ bool stays_whole(int kv_tiles, int split_size) const {
         return kv_tiles - split_size <= (tile_rows_ > 64 ? 0 : 1);
     }
 
-    // True if it is faster that no group has KV tiles of two query tiles. The longest group then
-    // costs `cost`, and `divided` says if query tiles have splits. Otherwise all groups cost step_,
-    // but some of them have two items, and the end takes as long as three to seven KV tiles. Up to
-    // 64 rows, a KV tile also takes less time while some SMs leave the memory to the others. The
-    // numbers are measured times of plans (docs/log/decode.md).
+    // True if it is faster to keep tiles apart. The longest group then costs `cost`, and `divided`
+    // is true if query tiles have splits. In line, all groups cost step_, but some of them have two
+    // items, and the end takes as long as three to seven KV tiles. Up to 64 rows, a KV tile also
+    // takes less time while some SMs leave the memory to the others. The numbers come from measured
+    // times of plans (docs/log/decode.md).
     __host__ __device__ bool worth(int cost, bool divided) const {
         // 17/16 of a step and 3 KV tiles.
         if (tile_rows_ > 64) return cost * 16 <= step_ * 17 + 48;
@@ -364,7 +365,8 @@ class TileScheduler {
         return divided ? cost * 3 <= step_ * 5 + 16 : cost * 16 <= step_ * 23 + 64;
     }
 
-    // Ranges are step_ long, the first longer_ of them one more; a range past the end is empty.
+    // Begin of a group's range. Ranges are step_ long, and the first longer_ of them one unit more.
+    // A range past the end is empty.
     __host__ __device__ int boundary(int group_id) const {
         const int end = group_id * step_ + (group_id < longer_ ? group_id : longer_);
         return end < total_ ? end : total_;
@@ -380,9 +382,10 @@ class TileScheduler {
     const KernelParams& p_;
     const int* lens_;
     int lens_step_, tile_rows_, group_, groups_;
-    // Apart: the maximum number of KV tiles of a split; in line, 0.
+    // The maximum number of KV tiles of a split if tiles are kept apart, and 0 in line.
     int split_size_;
-    // Apart: the number of splits of each tile if it is the same for all, else 0.
+    // The number of splits of each tile if tiles are kept apart and all have the same number, else
+    // 0.
     int splits_;
     // KV tiles of all query tiles, without the tiles' constant.
     int kv_tiles_;

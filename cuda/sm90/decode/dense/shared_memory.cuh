@@ -1,5 +1,5 @@
-// The shared memory of a CTA that is the same for all cache formats: how the work gets to the
-// warps. The rest is the format's Layout (plain/layout.cuh, fp8/layout.cuh).
+// The part of a CTA's shared memory that is the same for all cache formats. It brings the work to
+// the warps. The rest is the format's Layout (plain/layout.cuh, fp8/layout.cuh).
 #pragma once
 
 #include "../../../common/named_barrier.cuh"
@@ -32,14 +32,14 @@ using WarmUpBarrier = NamedBarrier<BarrierId::warm_up, 64>;
 // Length of the queue of work items.
 constexpr int kQueuedItems = 4;
 
-// The work item of the warp that copies the cache.
+// The part of a work item that the warp needs that copies the cache.
 struct Loading {
     int request, kv_tile_begin, kv_tile_end, kv_len;
 };
 
-// Tiles that a CTA combines as a whole after its last work item, because all combiners fell back:
-// that of its last item, that of its first item, or both. Its own slice of the last item's tile is
-// not among them.
+// Query tiles that a CTA combines as a whole after its last work item, because all combiners fell
+// back. They are the tile of its last item, the tile of its first item, or both. The CTA's own
+// slice of the last item's tile is not meant here.
 struct DeferredCombine {
     bool last, first;
     WorkItem first_item;
@@ -55,22 +55,22 @@ struct CommonControl {
     Loading loading;
     // True if the cache is read as evict-first.
     bool evict_first;
-    // An item in the queue: published by the scheduler's lane 0; released by every reader.
+    // Items in the queue. The scheduler's lane 0 publishes an item, and every reader releases it.
     Barrier<1> item_full[kQueuedItems];
     Barrier<readers> item_empty[kQueuedItems];
-    // Completed once in a launch, by the lanes that copied lengths or table.
+    // Each is completed once in a launch, by the lanes that copied the lengths or the block table.
     Barrier<32> lengths_full, table_full;
-    // A work item's maxima and sums: published by the lanes that write them; released by all
-    // threads of the output.
+    // A work item's maxima and sums. The lanes that write them publish them, and all threads of the
+    // output release them.
     Barrier<stats_writers> stats_full;
     Barrier<kOutputThreads> stats_empty;
-    // The largest magnitude that each output warp has of a partial result.
+    // The largest magnitude in each output warp's part of a partial result.
     alignas(16) float split_top[kOutputWarps];
     SplitRole split_role;
     DeferredCombine deferred;
 
-    // Called by one thread, before the CTA's first barrier. Every address is a constant: one that
-    // differs from lane to lane would be taken lane by lane.
+    // Called by one thread, before the CTA's first barrier. Every address is a constant, because
+    // addresses that may differ between lanes would be handled lane by lane.
     __device__ void init_common() {
 #pragma unroll
         for (int i = 0; i < kQueuedItems; ++i) {

@@ -1,4 +1,5 @@
-// The split protocol on counters in host memory, one step at a time: tests try all orders of them.
+// Runs the split protocol on counters in host memory, one step at a time. Tests try all orders of
+// steps.
 
 #include "../../../common/split_protocol.cuh"
 #include "../../../common/status.cuh"
@@ -7,7 +8,7 @@
 namespace mla {
 namespace {
 
-// Plain memory: the caller does one step after the other.
+// Plain memory, without atomics, because the caller does one step after the other.
 struct HostMemory {
     __host__ __device__ static int add_acq_rel(int32_t* at, int n) {
         const int before = *at;

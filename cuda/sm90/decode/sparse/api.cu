@@ -1,4 +1,4 @@
-// The C interface of this kernel: checks every argument, and launches.
+// The C interface of this kernel. It checks every argument, and launches the kernel.
 
 #include "../../../common/one_row.cuh"
 #include "launch.cuh"
@@ -8,8 +8,8 @@
 namespace mla::sm90::sparse {
 namespace {
 
-// Finds the format as which this kernel reads a cache; returns false if it does not take it. There
-// is no default: a new format is an error of the compiler here, too.
+// Finds the format in which this kernel reads a cache. Returns false if the kernel does not take
+// the cache. The switch has no default, so a new format is an error of the compiler here, too.
 bool format_of(const MlaSparseParams& p, Format& format) {
     switch (static_cast<MlaCacheFormat>(p.cache_format)) {
         case MLA_CACHE_BF16: format = Format::same; return p.q_dtype == MLA_DTYPE_BF16;
@@ -56,7 +56,7 @@ MlaStatus check_shape(const MlaSparseParams& p) {
         .status();
 }
 
-// Bytes of a latent with its scales, behind which the rotary key of a row lies.
+// Bytes of a latent with its scales. The rotary key of a row lies behind them.
 int64_t latent_bytes(Format format) {
     switch (format) {
         case Format::same: return SameRows<__half>::kLatentBytes;
@@ -172,7 +172,8 @@ MlaStatus check(const MlaSparseParams& p) {
     for (const auto& o : optional)
         check.that(is_aligned(o.pointer, 4), o.name, address(o.pointer),
                    "null, or a device pointer aligned to 4 bytes");
-    // A stride that no row or head is apart by may be anything.
+    // The stride of tokens may be anything if there is only one token, and the stride of heads if
+    // there is only one head.
     const struct {
         int64_t stride;
         const char* name;
@@ -207,7 +208,7 @@ int64_t width(const MlaSparseParams& p) { return int64_t(p.width) + p.second.wid
 
 Source source(const MlaListedCache& c) {
     Source s = {};
-    // Nothing is looked at of a cache without lists.
+    // If a cache has no lists, its other fields are not read.
     if (c.width == 0) return s;
     s.cache = static_cast<const char*>(c.cache);
     s.lists = c.lists;
@@ -258,7 +259,7 @@ KernelParams kernel_params(const MlaSparseParams& p) {
     k.out_head_stride = p.out_head_stride;
     k.lse_head_stride = p.lse_head_stride;
     k.row_bytes = int(k.split ? latent_bytes(format_of(p)) : row_bytes(format_of(p)));
-    // Bounds the rows that are read as evict-first, as dense decode does.
+    // Maximum size of the rows that are read as evict-first. Dense decode has a bound, too.
     k.read_once = p.tokens * width(p) * row_bytes(format_of(p)) <= int64_t(192) << 20;
     k.tokens = p.tokens;
     k.heads = p.heads;

@@ -1,8 +1,8 @@
 // The layout of a CTA's shared memory.
 //
-// Nine query tiles come first, N rows by 64 values each, then two tiles of probabilities, N rows by
-// 64 keys, then the ring of stages. All of this is idle when an item's last MMA is done, and holds
-// partial results while a cluster merges.
+// Nine query tiles of N rows by 64 values come first. Two tiles of probabilities, of N rows by 64
+// keys, follow, and then the ring of stages. After an item's last MMA, all of this memory is idle.
+// While a cluster merges, it holds partial results.
 #pragma once
 
 #include "../../../common/named_barrier.cuh"
@@ -25,9 +25,9 @@ using OutputBarrier = NamedBarrier<BarrierId::output, kOutputThreads>;
 
 // Limit of a CTA's shared memory on sm_90: 227 KiB.
 constexpr int kSharedLimit = 232448;
-// Warps that walk the lists and load.
+// Number of warps that walk the lists and load rows.
 constexpr int kLoadWarps = 4;
-// KV tiles that are published ahead of the ones worked on.
+// Maximum number of KV tiles that are published ahead of those worked on.
 constexpr int kPublishedTiles = 4;
 // Stages of a full KV tile; each is filled by one of the loading warps.
 constexpr int kTileStages = kTileKeys / kStageKeys;
@@ -38,7 +38,8 @@ constexpr int kProbabilityTiles = 2;
 template <int N, class Rows>
 struct Layout {
     static constexpr int kRows = N;
-    // Score warpgroups, in pingpong if two; with more rows there are no registers for a second.
+    // Number of score warpgroups. Two of them work in pingpong. With more rows there are no
+    // registers for a second one.
     static constexpr int kScoreGroups = N <= 16 ? 2 : 1;
     static constexpr int kScoreThreads = 128 * kScoreGroups;
     static constexpr int kQueryTileBytes = N * 128, kQueryBytes = 9 * kQueryTileBytes;
@@ -50,15 +51,15 @@ struct Layout {
     static constexpr int kControlBytes = 3856 + 64 * N;
     static constexpr int kMaxStages = (kSharedLimit - kRingOffset - kControlBytes) / kStageBytes;
     static constexpr int kStages = kMaxStages < 20 ? kMaxStages : 20;
-    // A loading warp at tile t knows that the output has freed every stage of tile t -
+    // When a loading warp is at tile t, the output has freed every stage of tile t -
     // kPublishedTiles (ListWalk::publish_tile). The warp's own stage of tile t is at most
     // kTileStages * kPublishedTiles stages later. At most one use of that stage after the awaited
     // one can therefore be open.
     static_assert(2 * kStages >= kTileStages * kPublishedTiles,
                   "parity cannot tell uses of a stage apart");
-    // A scores warp waits for the stage of its own keys alone. It has synchronised with its group
-    // in every tile before (sync_group_or), so that the last use that it did not wait for is
-    // complete if the ring holds more than a tile.
+    // A scores warp waits only for the stage of its own keys. It has synchronised with its group in
+    // every tile before (sync_group_or). If the ring holds more than a tile, the last use of the
+    // stage that the warp did not wait for is therefore complete.
     static_assert(kStages > kTileStages,
                   "a scores warp could pass a stage's wait one use too early");
 
@@ -66,16 +67,17 @@ struct Layout {
     // The pitch keeps neighbouring heads in different banks.
     static constexpr int kPartialPitch = kLatent + 4;
 
-    // True if the work done once per item is made short: entries are read ahead, and a cluster's
-    // CTAs send each other their results (Exchange in combine.cuh). With more rows, the loop over
-    // tiles has no registers for it, and sending takes longer than reading.
+    // True if the work that is done once per item is made short: entries are read ahead, and a
+    // cluster's CTAs send each other their results (Exchange in combine.cuh). With more rows, the
+    // loop over tiles has no registers for this, and sending takes longer than reading.
     static constexpr bool kShort = N <= 32;
 
-    // True if the loading warps read a list's end before they walk it, and not when its first
-    // rows are on their way: then they need not wait for it, but the walk needs a register more.
+    // True if the loading warps read a list's end before they walk the list. Otherwise they read it
+    // when the list's first rows are on their way. They then need not wait for the end, but the
+    // walk needs one more register.
     static constexpr bool kEndFirst = N == 64;
 
-    // Entries of a list that may wait for their tile.
+    // Maximum number of entries of a list that wait for their tile.
     static constexpr int kPending = 2 * kTileKeys;
 
     struct Control {
@@ -85,29 +87,32 @@ struct Layout {
         uint64_t stats_full, stats_empty;
         // One group of the scores arrives here for the other one.
         uint64_t maxima_published[kProbabilityTiles];
-        // The keys of a tile; 0 behind an item's last one.
+        // Number of keys of each tile; 0 behind an item's last tile.
         int keys[kPublishedTiles];
-        // Valid entries of each loading warp that no tile has yet.
+        // Valid entries that a loading warp has found, and that no tile has taken yet.
         uint32_t pending[kLoadWarps][kPending];
         ListEnds ends;
-        // Published by the scores for the output, with the probabilities: true if any row's sums
-        // are to be multiplied, and the factors.
+        // The scores publish these for the output, together with the probabilities. `any_factor` is
+        // true if any row's sums have to be multiplied, and `factor` has the factors.
         int any_factor[kProbabilityTiles];
         alignas(16) float factor[kProbabilityTiles][N];
-        // A key's scale of each group of latent values, relative to its largest, times kRatioLift.
+        // The scale of each group of a key's latent values, divided by the key's largest scale,
+        // times kRatioLift.
         alignas(16) __half ratio[Rows::kScales ? kProbabilityTiles : 1][4][kTileKeys];
-        // Per row: the factor of scores, in units of log2; the reference maximum, and the factor of
-        // earlier sums after its last rise; and a message from each warp.
+        // For each row: the factor that brings its scores to units of log2; its reference maximum;
+        // the factor for earlier sums after the last rise of that maximum. `of_warp` has a message
+        // from each warp.
         alignas(16) float query_scale[N], reference[N], raised_by[N];
         alignas(16) float of_warp[4 * kScoreGroups][N];
         float scale_of_warp[4 * kScoreGroups];
         // Results of a finished item: the maximum (in units of log2), the sum, and the factor of
-        // the output; between splits of one item, the factor before the sum divides.
+        // the output. If an item has splits, the factor does not yet include the division by the
+        // sum.
         alignas(16) float maximum[N], sum[N], inverse[N];
         // Factor of the keys' scales, see Scores.
         float unit;
-        // Data that the CTAs of a cluster send each other has come: values; maxima, sums and
-        // factors.
+        // Complete when the data that the CTAs of a cluster send each other has come: `merged` for
+        // values, `merged_stats` for maxima, sums and factors.
         uint64_t merged, merged_stats;
     };
 
@@ -118,8 +123,9 @@ struct Layout {
     static_assert(kBytes <= kSharedLimit, "the CTA does not fit an SM");
 };
 
-// The number of keys of a tile, for all lanes of a warp. One lane reads it: the one that releases
-// its place. `wide/` reads it in all lanes, because its loop took 0.6 to 0.9% longer this way.
+// Returns the number of keys of a tile to all lanes of a warp. Only the lane that releases the
+// number's place reads it. In `wide/`, all lanes read the number, because this way its loop took
+// 0.6 to 0.9% longer.
 __device__ __forceinline__ int read_keys(const int& keys, int lane) {
     int own = 0;
     if (lane == 0) own = keys;

@@ -8,8 +8,8 @@
 //            (score_gemm.cuh), softmax, P to shared memory (scores.cuh);
 //   output   two warpgroups, each 256 of the 512 latent values: O^T = O^T + V^T P^T (output.cuh).
 //
-// Both GEMMs take the cache as operand A from registers, so that rows may stay as the cache has
-// them, and heads on N, so that few of them need no padding (rows.cuh).
+// Both GEMMs take the cache as operand A from registers, so rows may stay as the cache has them.
+// Heads are on N, so few heads need no padding (rows.cuh).
 //
 //   for each item of this CTA (scheduler.cuh, split_plan.cuh):
 //       load Q
@@ -22,8 +22,9 @@
 //                     O^T += V^T P^T, and each stage is released
 //       O / l -> out; in a cluster first the partial results of all CTAs are added
 //
-// Barriers have one phase per use of what they guard. The list has for each pair what it guards,
-// what arrives at the first barrier, and behind the semicolon what arrives at the second one:
+// Barriers have one phase for each use of what they guard. For each pair of barriers, the list says
+// what they guard, and who arrives: first who arrives at the first barrier, and behind the
+// semicolon who arrives at the second one.
 //
 //   tile_full[i], tile_empty[i]       the number of keys of a tile: lane 0 of each loading warp;
 //                                     lane 0 of each warp of the scores and the output
@@ -48,8 +49,8 @@
 
 namespace mla::sm90::sparse {
 
-// Threads of a CTA, and registers per thread of its warpgroups: of the even
-// share, which all begin with, each may be given another's.
+// Number of threads of a CTA, and registers per thread of its warpgroups. All warpgroups begin with
+// the even share. Some then give registers to others.
 template <int N, class Rows>
 struct Threads {
     static constexpr int kGroups = Layout<N, Rows>::kScoreGroups;
@@ -72,7 +73,7 @@ __global__ __launch_bounds__(Threads<N, Rows<T, format>>::kAll,
     typename L::Control& s = *reinterpret_cast<typename L::Control*>(shared + L::kControlOffset);
     const uint32_t base = ptx::shared_address(shared);
 
-    // Done by a thread that has nothing else to do yet.
+    // A thread that has nothing else to do yet initialises the barriers.
     if (threadIdx.x == Share::kAll - 1) initialise<L::kScoreGroups>(s);
     wait_at_start(p);
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;

@@ -19,7 +19,8 @@ struct Launch {
     cudaStream_t stream;
 };
 
-// A kernel, its threads and its shared memory: for tiles of up to N heads, and of up to 64.
+// A kernel, with its number of threads and its shared memory. Narrow is for tiles of up to N heads,
+// and Wide for tiles of up to 64.
 template <typename T, int N, Format format>
 struct Narrow {
     static constexpr int kThreads = Threads<N, Rows<T, format>>::kAll;
@@ -39,8 +40,8 @@ cudaLaunchConfig_t configuration(int blocks, int splits, cudaStream_t stream,
     return early_clusters(blocks, splits, K::kThreads, K::kSharedBytes, stream, attributes);
 }
 
-// Number of clusters of 1 to kMaxSplits CTAs of a kernel that a device runs at the same time; 0 for
-// a size that is not tried.
+// For each number of CTAs in a cluster, 1 to kMaxSplits: the number of clusters of a kernel that a
+// device runs at the same time. It is 0 for a size that is not tried.
 struct ActiveClusters {
     std::atomic<bool> known{false};
     std::atomic<int> clusters[kMaxSplits + 1];
@@ -51,7 +52,7 @@ cudaError_t query_active_clusters(const Launch& l, ActiveClusters& active) {
     cudaError_t e = cudaFuncSetAttribute(K::kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          K::kSharedBytes);
     if (e != cudaSuccess) return e;
-    // Clusters of more than 8 are an offer that a device may refuse.
+    // A device may refuse clusters of more than 8 CTAs.
     const bool large =
         cudaFuncSetAttribute(K::kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
         cudaSuccess;
@@ -65,7 +66,7 @@ cudaError_t query_active_clusters(const Launch& l, ActiveClusters& active) {
             clusters = 0;
         active.clusters[splits] = clusters;
     }
-    // A refusal above is no error of this launch.
+    // Clears the error of a refusal above: it is not an error of this launch.
     cudaGetLastError();
     active.known = true;
     return cudaSuccess;

@@ -1,6 +1,6 @@
-// The ends of lists: engines fill lists with -1 behind their valid entries, and a walk that has to
-// look there for further ones waits for memory again and again. The output warpgroups, which have
-// nothing to do before an item's first tile, look for the end of the next item's lists.
+// Finds the ends of lists. Engines fill lists with -1 behind the valid entries. A walk that looks
+// there for further entries waits for memory again and again. The output warpgroups have nothing to
+// do before an item's first tile. They therefore look for the end of the next item's lists.
 #pragma once
 
 #include "params.cuh"
@@ -11,10 +11,10 @@ namespace mla::sm90::sparse {
 constexpr int kOutputThreads = 256;
 constexpr int kOutputWarps = kOutputThreads / 32;
 
-// Ends of the lists of this item and of the next one. Each output warp looks through an equal share
-// of the groups of a CTA's split, and reports the end of its last valid entry.
+// The ends of the lists of this item and of the next one. Each output warp searches an equal share
+// of the groups of the CTA's split, and reports the end of the last valid entry that it finds.
 struct ListEnds {
-    // A lane of each warp of the output; every thread that loads.
+    // A lane of each output warp arrives at `full`, and every loading thread at `empty`.
     uint64_t full[2], empty[2];
     int of_warp[2][kSources][kOutputWarps];
 
@@ -23,21 +23,22 @@ struct ListEnds {
         for (uint64_t& bar : empty) ptx::mbarrier_init(ptx::shared_address(&bar), 128);
     }
 
-    // Called by all of a loading warp, for the `n`-th item of this CTA.
+    // Returns the end of a list of this CTA's `n`-th item. Called by a whole loading warp.
     __device__ int behind_last(uint32_t n, int source, int lane) {
         ptx::mbarrier_wait(ptx::shared_address(&full[n & 1]), n >> 1 & 1);
         return __reduce_max_sync(~0u, of_warp[n & 1][source][lane & (kOutputWarps - 1)]);
     }
-    // Called when the item needs its ends no more, whether it asked for them or not.
+    // Called when the item no longer needs its ends, even if it has not asked for them.
     __device__ void release(uint32_t n) {
         // No warp may be two items ahead of another one.
         ptx::mbarrier_wait(ptx::shared_address(&full[n & 1]), n >> 1 & 1);
         ptx::mbarrier_arrive(ptx::shared_address(&empty[n & 1]));
     }
 
-    // Finds the ends of a token's lists, which are those of the `n`-th item. Called by the output
-    // warps; `warp` is this one's number. Whole lists tend to follow whole lists, so an end is
-    // searched only for the first item, and if the previous item had a shorter list.
+    // Finds the ends of the lists of `token`, which is the token of the `n`-th item. Called by the
+    // output warps; `warp` is the number of this one. A list whose entries are all valid is usually
+    // followed by another such list. An end is therefore searched only for the first item, and if
+    // the previous item had a shorter list.
     __device__ void find(const KernelParams& p, int token, uint32_t n, int split, int splits,
                          int warp, int lane) {
         const int parity = n & 1;
@@ -56,9 +57,9 @@ struct ListEnds {
     }
 
   private:
-    // The end of the last group with a valid entry, among the groups that begin at `first` and
-    // every `step` entries from there; that of the list if there is no group behind it; 0 if there
-    // is none.
+    // Returns the end of the last group with a valid entry. Only groups that begin at `first` and
+    // every `step` entries from there are searched. Returns the end of the list if no group comes
+    // behind that one, and 0 if no group has a valid entry.
     __device__ static int end_of(const Source& source, int token, int first, int step, int lane) {
         const int* list = source.lists + token * source.list_stride;
         constexpr int at_once = 8;

@@ -7,8 +7,8 @@
 
 namespace mla::sm90::sparse {
 
-// Brings what is read first of an item's list into L2. Called by at least four threads; `thread` is
-// this one's number.
+// Prefetches into L2 the part of an item's list that is read first. Called by at least four
+// threads; `thread` is the number of this one.
 __device__ __forceinline__ void prefetch_list(const KernelParams& p, const WorkItem& item,
                                               int thread) {
     const Source& first = p.sources[0];
@@ -35,8 +35,9 @@ __device__ __forceinline__ void prefetch_item(const KernelParams& p, int index, 
     prefetch_list(p, item, thread);
 }
 
-// Searches the ends of the next item's lists, and before the first item those of both items. Called
-// by the output's threads before the `n`-th item of this CTA; `thread` is this one's number.
+// Searches the ends of the next item's lists. Before the first item, also searches those of the
+// first item itself. Called by the output's threads before the `n`-th item of this CTA; `thread` is
+// the number of this one.
 __device__ __forceinline__ void find_ends(const KernelParams& p, ListEnds& ends, int index,
                                           uint32_t n, int thread) {
 #pragma unroll 1
@@ -48,14 +49,15 @@ __device__ __forceinline__ void find_ends(const KernelParams& p, ListEnds& ends,
     }
 }
 
-// Entries of a list that a warp reads together: some groups of its split; a lane has one entry of
-// each group.
+// Entries of a list that a warp reads together. They are some groups of its split, and a lane has
+// one entry of each group.
 struct Entries {
     static constexpr int kGroups = 4;
     int of_group[kGroups];
 
-    // The first entries of an item's first list. They are loaded as early as possible and used when
-    // the walk begins; no count is known yet. They are meaningless for a dense request.
+    // The first entries of an item's first list. They are loaded as early as possible, when no
+    // count is known yet, and are used when the walk begins. They are meaningless for a dense
+    // request.
     __device__ __forceinline__ void read_first(const KernelParams& p, int item, int lane) {
         if (item >= p.items || p.dense_within > 0) return;
         const Source& source = p.sources[0];
@@ -68,22 +70,22 @@ struct Entries {
     }
 };
 
-// One of the warps that load. Each walks all lists, and compacts their
-// valid entries; they share the rows of a KV tile.
+// One of the loading warps. Each walks all lists, and compacts their valid entries. Together, the
+// warps copy the rows of a KV tile.
 template <class L>
 struct ListWalk {
     const KernelParams& p;
     typename L::Control& s;
     int warp, lane;
-    // Entries of the current list, or the first ones of the next item's, if they are asked for
-    // ahead (Layout::kShort).
+    // Entries of the current list. If they are loaded ahead (Layout::kShort), these are later the
+    // first entries of the next item's list.
     Entries first;
     PipelineCounter<kPublishedTiles> tile = {};
-    // Items that are done.
+    // Number of items that are done.
     uint32_t done = 0;
 
-    // Calls `copy(taken, keys)` for each KV tile of each item: its entries are
-    // those of `entry(taken)` to `entry(taken + keys - 1)`.
+    // Calls `copy(taken, keys)` for each KV tile of each item. The entries of the tile are
+    // `entry(taken)` to `entry(taken + keys - 1)`.
     template <typename Copy>
     __device__ __forceinline__ void run(const Copy& copy) {
 #pragma unroll 1
@@ -95,11 +97,11 @@ struct ListWalk {
         }
     }
 
-    // An entry of the current tile: a slot, and in the highest bit which cache has
-    // it.
+    // An entry of the current tile. Its highest bit is the number of the cache, and its other bits
+    // are the slot.
     __device__ uint32_t entry(uint32_t index) const { return s.pending[warp][index % L::kPending]; }
 
-    // The address of its row.
+    // The address of an entry's row.
     __device__ const char* row(uint32_t entry) const {
         const Source& from = p.sources[entry >> 31];
         const uint32_t slot = entry & 0x7fffffff;
@@ -108,7 +110,7 @@ struct ListWalk {
                (slot - page * from.page_size) * from.slot_stride;
     }
 
-    // The address of its rotary key.
+    // The address of an entry's rotary key.
     __device__ const char* rope(uint32_t entry) const {
         const RopeSource& from = p.rope[entry >> 31];
         const uint32_t slot = entry & 0x7fffffff, page_size = p.sources[entry >> 31].page_size;
@@ -118,7 +120,7 @@ struct ListWalk {
 
   private:
     // The keys of a token of a dense request: the number of the request's first tokens that it
-    // attends to, and their pages; null for any other request.
+    // attends to, and their pages. `pages` is null for any other request.
     struct Dense {
         const int* pages = nullptr;
         int keys = 0;
@@ -126,8 +128,8 @@ struct ListWalk {
     __device__ Dense dense_request(int token) const {
         Dense dense;
         if (p.dense_within == 0) return dense;
-        // The last request that begins at this token or before, among `n` from `first` on: every
-        // lane looks at one of 32.
+        // Finds the last request that begins at or before this token, among `n` requests from
+        // `first` on. Every lane looks at one of 32 requests.
         int first = 0, n = p.requests;
         while (n > 1) {
             const int step = (n + 31) / 32, at = lane * step;
@@ -146,18 +148,18 @@ struct ListWalk {
     __device__ static int slot_of(const Dense& dense, uint32_t page_size, uint32_t key) {
         if (key >= uint32_t(dense.keys)) return -1;
         const uint32_t page = key / page_size;
-        // In 64 bits: what a broken table names is no slot rather than another one.
+        // This is computed in 64 bits, so that a broken table gives no slot instead of a wrong one.
         const uint64_t slot =
             uint64_t(uint32_t(dense.pages[page])) * page_size + (key - page * page_size);
         return slot >> 31 ? -1 : int(slot);
     }
 
-    // This CTA's split of an item's lists.
+    // Walks this CTA's split of an item's lists.
     template <typename Copy>
     __device__ __forceinline__ void walk(int item, const Copy& copy) {
         const int token = WorkItem(p, item).token;
-        // Valid entries in `pending`: how many were taken before, and how many
-        // there are.
+        // Number of valid entries that were taken from `pending`, and number of those that are
+        // still there.
         uint32_t taken = 0;
         int there = 0;
         const auto take = [&](int keys) {
@@ -214,7 +216,7 @@ struct ListWalk {
 #pragma unroll 1
             while (from < width) {
                 const Entries entries = next;
-                // The next groups are under way while these are compacted.
+                // The next groups are being loaded while these are compacted.
                 read_batch(from + batch * step);
                 const uint32_t before_batch = taken + there;
 #pragma unroll 1
@@ -236,17 +238,18 @@ struct ListWalk {
                 from += batch * step;
                 // The end of the list should be known by now.
                 if (!L::kEndFirst && from == begin + batch * step && from < width) look();
-                // Entries before a gap need not wait until its end is found.
+                // If a batch had no valid entries, the entries before this gap do not wait until
+                // its end is found.
                 if (there > 0 && (from >= width || taken + there == before_batch)) take(there);
             }
         }
     }
 
-    // Publishes a tile of `keys` keys. All four warps arrive and all four wait for tile_empty, also
-    // those that copy nothing of the tile: a warp may then be kPublishedTiles tiles ahead of the
-    // output and no more, so that each of its waits for a stage is for one of two phases, which
-    // parity tells apart (Layout::kStages). And since no phase of tile_empty ends without this
-    // warp, it cannot miss one.
+    // Publishes a tile of `keys` keys. All four warps arrive, and all four wait for tile_empty,
+    // even those that copy nothing of the tile. A warp may therefore be kPublishedTiles tiles ahead
+    // of the output, but no more. Each of its waits for a stage is then for one of two phases,
+    // which parity tells apart (Layout::kStages). No phase of tile_empty ends without this warp, so
+    // it cannot miss one.
     __device__ void publish_tile(int keys) {
         ptx::mbarrier_wait(ptx::shared_address(&s.tile_empty[tile.stage()]), tile.phase() ^ 1);
         if (lane == 0) {

@@ -1,9 +1,10 @@
-// The output warpgroups: O^T = O^T + V^T P^T, 256 of the 512 latent values each; at an item's end
-// they write the output, or merge it with the outputs of the other CTAs of the cluster.
+// The output warpgroups compute O^T = O^T + V^T P^T. Each of them has 256 of the 512 latent values.
+// At an item's end they write the output, or merge it with the outputs of the other CTAs of the
+// cluster.
 //
-// Accumulators have latent values for rows and heads for columns. Lane 4 g + q has, for e = 0 and
-// 1, in acc[t][4 j + e] the latent value R::latent(t, 0, g) of its warp's 64 at head 8 j + 2 q + e,
-// and in acc[t][4 j + 2 + e] the value R::latent(t, 1, g) at the same head.
+// Accumulators have latent values for rows and heads for columns. For e = 0 and 1, lane 4 g + q has
+// in acc[t][4 j + e] the latent value R::latent(t, 0, g) of its warp's 64, at head 8 j + 2 q + e.
+// In acc[t][4 j + 2 + e] it has the value R::latent(t, 1, g) at the same head.
 #pragma once
 
 #include "../../../common/quad.cuh"
@@ -43,7 +44,7 @@ struct Output {
         uint32_t done = 0;
 #pragma unroll 1
         for (int i = TileScheduler::first(p); i < p.items; i += TileScheduler::step(), ++done) {
-            // There is nothing else to do yet.
+            // The output warps have nothing else to do yet.
             prefetch_item(p, i + TileScheduler::step(), thread, kOutputThreads);
             find_ends(p, s.ends, i, done, thread);
             Sums acc;
@@ -98,7 +99,7 @@ struct Output {
         }
     }
 
-    // A KV tile.
+    // Adds a whole KV tile.
     __device__ void add_tile(Sums& acc, const PipelineCounter<kProbabilityTiles>& scored,
                              PipelineState<L::kStages>& ring) const {
         constexpr int steps = kTileKeys / kStageKeys;
@@ -115,7 +116,7 @@ struct Output {
         ptx::wgmma_wait_group<0>();
     }
 
-    // A KV tile that has fewer keys.
+    // Adds a KV tile that has fewer keys.
     __device__ void add_some(Sums& acc, const PipelineCounter<kProbabilityTiles>& scored,
                              PipelineState<L::kStages>& ring, int keys) const {
         wait_for_scores(acc, scored);
@@ -133,7 +134,7 @@ struct Output {
         if (s.any_factor[scored.stage()]) rescale(acc, s.factor[scored.stage()]);
     }
 
-    // Eight latent values of each of four keys, if they are e4m3.
+    // Eight latent values of each of four keys. Used only if they are e4m3.
     struct Values {
         uint2 x, y, x8, y8;
     };
@@ -142,7 +143,8 @@ struct Output {
         return base + L::kRingOffset + ring.stage * L::kStageBytes;
     }
 
-    // Waits for a stage, and reads this lane's values. Other formats are read as operands.
+    // Waits for a stage, and reads this lane's values if they are e4m3. Other formats are read
+    // later, as operands.
     __device__ Values read(PipelineState<L::kStages>& ring) const {
         ptx::mbarrier_wait(ptx::shared_address(&s.full[ring.stage]), ring.phase);
         Values v = {};
@@ -157,8 +159,8 @@ struct Output {
         return v;
     }
 
-    // Adds the 16 keys of a stage, and releases it. Operands of two MMAs at a time are made while
-    // the two before are under way.
+    // Adds the 16 keys of a stage, and releases the stage. The operands of two MMAs are made while
+    // the two MMAs before them run.
     __device__ void add(Sums& acc, const Values& v, int at_tile, int step,
                         PipelineState<L::kStages>& ring) const {
         const uint64_t b =
@@ -212,7 +214,7 @@ struct Output {
                 multiply(acc, a[half], half, b);
             }
         }
-        // The stage's values are in registers: the MMAs have been issued.
+        // The MMAs have been issued, so the stage's values are in registers.
         ptx::mbarrier_arrive(ptx::shared_address(&s.empty[ring.stage]));
         ring.advance(1);
     }
@@ -283,7 +285,8 @@ struct Output {
         __device__ static int latent(int row, int lane) {
             return row % 8 * 64 + R::latent(row / 8 % 4, 0, lane >> 2);
         }
-        // Index among the four of the value of the head's `e` and the latent values' `i`.
+        // Index, among these four, of the value for head number `e` and latent value number `i` of
+        // the lane.
         __device__ static constexpr int at(int e, int i) { return 2 * i + e; }
     };
 

@@ -1,13 +1,12 @@
-// The loading warps of all kernels but the one in wide/: they copy rows of the cache to the ring.
+// The loading warps copy rows of the cache to the ring. The kernel in wide/ has others.
 #pragma once
 
 #include "list_walk.cuh"
 
 namespace mla::sm90::sparse {
 
-// One of the four warps. Each copies the rows of one stage of each KV tile: the
-// instruction that starts a copy takes a lane at a time, some 50 cycles each,
-// which is too long for one warp.
+// One of the four warps. Each copies the rows of one stage of each KV tile. The instruction that
+// starts a copy takes some 50 cycles for each lane, which is too long for one warp.
 template <class L, class Rows>
 struct Producer {
     ListWalk<L> walk;
@@ -20,7 +19,7 @@ struct Producer {
     }
 
     // Copies this warp's stage of a tile. If the stage has fewer keys than rows, the last row is
-    // copied again: values are finite then, as they must be where the probability is zero.
+    // copied again. All values are then finite, as they have to be even if the probability is zero.
     __device__ void copy(uint32_t taken, int keys) {
         const int first = walk.warp * kStageKeys, lane = walk.lane;
         if (first < keys) {

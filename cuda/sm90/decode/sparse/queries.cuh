@@ -1,5 +1,5 @@
-// Queries on their way to operand B of the scores: nine K-major tiles of N rows by 64 values,
-// swizzled. Queries that are multiplied by keys of e4m3 are brought to f16, and into its range.
+// Brings queries into the form of operand B of the scores: nine K-major tiles of N rows by 64
+// values, swizzled. If the keys are e4m3, queries are converted to f16, and scaled into its range.
 #pragma once
 
 #include "../../../common/swizzle.cuh"
@@ -8,7 +8,7 @@
 namespace mla::sm90::sparse {
 
 // Called by all threads of the scores warpgroups; `thread` is the number of the caller. Each thread
-// has units of 32 values of one row, which no other thread touches before the barrier that follows.
+// has units of 32 values of one row. No other thread touches these before the barrier that follows.
 template <typename T, int N, Format format>
 struct Queries {
     using R = Rows<T, format>;
@@ -47,7 +47,7 @@ struct Queries {
 
   private:
     static constexpr int kLatentUnits = kLatent / 32, kUnits = kLatentUnits + kRope / 32;
-    // bf16 has exponents that f16 has not.
+    // True if queries of bf16 become f16. bf16 has exponents that f16 does not have.
     static constexpr bool kScaled = R::kConverts && !std::is_same_v<T, __half>;
 
     // Returns the power of two that brings a row's largest value below 2^15. Called by all threads
@@ -74,13 +74,14 @@ struct Queries {
     __device__ uint32_t chunk_at(int row, int unit, int chunk) const {
         return base + (unit >> 1) * L::kQueryTileBytes + swizzled<128>(row, (unit & 1) * 4 + chunk);
     }
-    // The larger magnitudes of two values of bf16, as bits.
+    // The larger one, as bits, of `top` and the magnitudes of two bf16 values, for each half of the
+    // word.
     __device__ static uint32_t larger(uint32_t top, uint32_t two) {
         return __vmaxu2(top, two & 0x7fff7fff);
     }
 
-    // Permutes a unit's words, of two values each, to the order of the keys' operands: first the
-    // first words of four chunks, then their second words, and so on.
+    // Permutes a unit's words to the order of the keys' operands. A word has two values. The first
+    // words of four chunks come first, then their second words, and so on.
     __device__ void convert(int row, int unit, float factor) const {
         const bool is_rope = unit >= kLatentUnits && R::kScales;
         uint32_t in[4][4];

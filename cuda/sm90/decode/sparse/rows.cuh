@@ -1,18 +1,17 @@
 // The formats of cache rows, and how a warp makes operands of them.
 //
-// A row lies in shared memory as it lies in the cache, at a pitch that is 4
-// words more than a multiple of all banks, so that no access below meets a bank
-// conflict. Both GEMMs take the cache as operand A from registers, S^T = K
-// Q^T and O^T = V^T P^T; a lane is 4 g + q.
+// A row lies in shared memory as it lies in the cache. Its pitch is 4 words more than a multiple of
+// all banks, so no access below has a bank conflict. Both GEMMs take the cache as operand A from
+// registers: S^T = K Q^T and O^T = V^T P^T. Lanes are numbered 4 g + q.
 //
 //   keys     a warp has the 16 rows of one stage of the ring: row i of its operand is row
 //            key_row(i) of the stage, and both GEMMs and the probabilities keep this order;
 //   values   a warp has 64 latent values. Accumulator rows g and g + 8 of its tile t, 0..3, are
 //            the latent values latent(t, 0) and latent(t, 1).
 //
-// e4m3 becomes f16, which holds it exactly. A lane reads eight bytes of a row
-// at a time, so that the order of the summed values differs from that of the
-// row; that of the queries follows it.
+// e4m3 becomes f16, which holds every value of e4m3 exactly. A lane reads eight bytes of a row at a
+// time. Values are therefore summed in another order than the row's, and the queries have the same
+// order.
 #pragma once
 
 #include <type_traits>
@@ -30,14 +29,14 @@ template <typename T>
 struct SameRows {
     using Operand = T;
     static constexpr int kBytes = (kLatent + kRope) * 2;
-    // True if rotary keys may lie in a tensor of their own. Then the bytes of a latent.
+    // True if rotary keys may lie in a tensor of their own. A latent then has kLatentBytes bytes.
     static constexpr bool kSplits = true;
     static constexpr int kLatentBytes = kLatent * 2;
     static constexpr int kPitch = kBytes + 16;
     // True if latent values have scales of their own.
     static constexpr bool kScales = false;
-    // True if queries are converted to f16 and scaled; it also decides where each of their words
-    // goes.
+    // True if queries are converted to f16 and scaled. The order of their words depends on this,
+    // too.
     static constexpr bool kConverts = false;
 
     __device__ static int key_row(int i) { return i; }
@@ -49,21 +48,21 @@ struct QuantisedRows {
     using Operand = __half;
     static constexpr bool kConverts = true;
 
-    // The row of the stage that holds row i of the operand. One load takes four of eight
-    // consecutive rows: either neighbours or every other one. With this order, those four always
-    // lie eight words apart.
+    // The row of the stage that is row i of the operand. One load takes four of eight consecutive
+    // rows: either neighbours or every other one. With this order, these four rows always lie eight
+    // words apart.
     __device__ static int key_row(int i) {
         return (i >> 3) + ((i ^ i >> 2) & 1) * 4 + (i & 2) + (i & 4) * 2;
     }
     __device__ static int latent(int t, int half, int g) { return 8 * g + 2 * t + half; }
 };
 
-// Bytes with one scale for the whole cache.
+// Rows of e4m3, with one scale for the whole cache.
 struct E4m3Rows : QuantisedRows {
     static constexpr int kBytes = kLatent + kRope;
     static constexpr bool kSplits = true;
     static constexpr int kLatentBytes = kLatent;
-    // The pitch of the rows with scales.
+    // This is also the pitch of rows with scales.
     static constexpr int kPitch = 656;
     static constexpr bool kScales = false;
 };

@@ -11,7 +11,7 @@ struct WorkItem {
     int token, first_head, heads;
 
     __device__ WorkItem(const KernelParams& p, int index) {
-        // Exact for less than 2^27 items, which are 8 per token at most.
+        // Exact for fewer than 2^27 items. A token has at most 8.
         token = int(uint64_t(index) * p.token_factor >> 31);
         first_head = (index - token * p.head_tiles) * p.tile_heads;
         heads = min(p.tile_heads, p.heads - first_head);
@@ -28,8 +28,8 @@ struct WorkItem {
     }
 };
 
-// The static tile scheduler: a cluster takes every step()-th item. Read where it is needed: kept,
-// it would cost registers in every role.
+// The static tile scheduler: a cluster takes every step()-th item. Its numbers are read where they
+// are needed, because keeping them would cost registers in every role.
 struct TileScheduler {
     __device__ static int first(const KernelParams& p) {
         return p.first_item + int(ptx::clusterid());

@@ -1,8 +1,8 @@
-// The GEMM of the scores: S^T = K Q^T for a warp's 16 keys of a KV tile, with the keys as
-// operand A from registers.
+// The GEMM of the scores: S^T = K Q^T for a warp's 16 keys of a KV tile. The keys are operand A,
+// from registers.
 //
-// Accumulators have keys for rows and heads for columns. Lane 4 g + q of warp w has, for e = 0
-// and 1, in d[4 i + e] the score of key 16 w + g at head 8 i + 2 q + e, and in d[4 i + 2 + e] the
+// Accumulators have keys for rows and heads for columns. For e = 0 and 1, lane 4 g + q of warp w
+// has in d[4 i + e] the score of key 16 w + g at head 8 i + 2 q + e. In d[4 i + 2 + e] it has the
 // score of key 16 w + g + 8 at the same head.
 #pragma once
 
@@ -30,8 +30,8 @@ struct ScoreGemm {
         }
     }
 
-    // The scales of this lane's key 0 or 1, and the one of a group of latent values. They are read
-    // when they are needed, since registers are few.
+    // All scales of this lane's key 0 or 1 and, below, the scale of one group of its latent values.
+    // They are read only when they are needed, since registers are few.
     __device__ uint4 scales_of_key(uint32_t stage, int key) const {
         return ptx::ld_shared_v4(scales_address(stage, key));
     }
@@ -52,9 +52,9 @@ struct ScoreGemm {
         return ptx::wgmma_descriptor(base + step / 4 * L::kQueryTileBytes) + 2 * (step & 3);
     }
 
-    // d = the sum of all 36 steps, in the queries' own dtype. A warp that has
-    // issued an MMA from registers waits until it is nearly done: so operands
-    // are loaded in batches, while those of the batch before are under way.
+    // d = the sum of all 36 steps, in the queries' own dtype. A warp that has issued an MMA with an
+    // operand in registers waits until the MMA is nearly done. Operands are therefore loaded in
+    // batches, each while the MMAs of the batch before it run.
     __device__ void multiply_same(Sums& d, uint32_t stage) const {
         constexpr int batch = 4, batches = 36 / batch;
         const uint32_t from = stage + (lane & 15) * R::kPitch + (lane >> 4) * 16;
@@ -80,9 +80,9 @@ struct ScoreGemm {
         ptx::wgmma_wait_group<0>();
     }
 
-    // The MMAs of blocks of 32 values of e4m3, which are two steps each: `issue(b, a)` issues
-    // those of a block, and when all before it are done, `behind(b)` is called. The next block's
-    // operands are made meanwhile; then `end(b)` is called.
+    // Runs the MMAs of all blocks. A block is 32 values of e4m3, and takes two steps. `issue(b, a)`
+    // issues the MMAs of block b. When all MMAs before those are done, `behind(b)` is called. The
+    // next block's operands are made then, and after that `end(b)` is called.
     template <int blocks, typename Issue, typename Behind, typename End>
     __device__ void for_each_block(uint32_t stage, const Issue& issue, const Behind& behind,
                                    const End& end) const {
@@ -122,7 +122,7 @@ struct ScoreGemm {
         }
     }
 
-    // sum += both steps of a block, or = the first one.
+    // Adds both steps of a block to `sum`. Unless `add` is true, the first step overwrites `sum`.
     __device__ void issue_block(Sums& sum, const uint32_t* a, int block, bool add) const {
 #pragma unroll
         for (int i = 0; i < 2; ++i)
@@ -137,7 +137,7 @@ struct ScoreGemm {
         ptx::wgmma_wait_group<0>();
     }
 
-    // d = the rotary part, plus that of each group of latent values times the key's scale.
+    // d = the rotary part, plus the part of each group of latent values times the key's scale.
     __device__ void multiply_scaled(Sums& d, uint32_t stage) const {
         // With many rows there are no registers for the sums of two groups.
         constexpr int sums = N < 32 ? 2 : 1;

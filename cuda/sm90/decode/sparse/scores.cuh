@@ -1,5 +1,5 @@
-// The scores warpgroup: S^T = K Q^T, softmax, probabilities to shared memory.
-// score_gemm.cuh says which score a lane has where.
+// The scores warpgroup computes S^T = K Q^T and the softmax, and writes the probabilities to shared
+// memory. score_gemm.cuh says which lane has which score.
 #pragma once
 
 #include "../../../common/softmax.cuh"
@@ -9,16 +9,16 @@
 
 namespace mla::sm90::sparse {
 
-// Probabilities are relative to a reference maximum that leaves 2^7 of
-// headroom, so that small ones keep their bits in f16; it is raised when a true
-// maximum has risen by 2^8 more.
+// Probabilities are relative to a reference maximum. When the reference is set, it lies this far
+// below the true maximum, in units of log2. Probabilities then reach 2^7, so small ones keep their
+// bits in f16. The reference is raised when the true maximum has risen by 8 more.
 constexpr float kHeadroom = 7.f;
 
 // The factor of a group's values in f16 is the ratio of the group's scale to its key's largest
 // scale, times this constant. Thanks to the constant, a ratio of 2^-21 is still a normal number, as
-// precise as any other; below that, each halving loses a bit. A value is 448 at most, and 448 * 2^7
-// is below f16's maximum. A unit for each group would reach further, but cost 9% of the time of 64
-// rows.
+// precise as any other. Below that, each halving loses a bit. A value is 448 at most, and 448 * 2^7
+// is below f16's maximum. A unit for each group would allow smaller ratios, but with 64 rows it
+// would cost 9% of the time.
 constexpr float kRatioLift = 128.f;
 
 template <typename T, int N, Format format>
@@ -33,7 +33,7 @@ struct Scores {
     const KernelParams& p;
     typename L::Control& s;
     uint32_t base;
-    // In its group.
+    // The group, and this thread's numbers within it.
     int group, thread, warp, lane;
     const ScoreGemm<T, N, format> gemm;
 
@@ -50,19 +50,19 @@ struct Scores {
     __device__ int g() const { return lane >> 2; }
     __device__ int q() const { return lane & 3; }
 
-    // This lane's number, in a form that keeps what is computed from it from
-    // being computed before the loop over tiles, and spilled.
+    // Returns this lane's number. Values computed from it are not computed before the loop over
+    // tiles, where they would be spilled.
     __device__ int lane_again() const {
         int again = lane;
         asm volatile("" : "+r"(again));
         return again;
     }
 
-    // Head of this lane's i-th column, and its first accumulator. The other, of the eighth key
-    // after it, is two further.
+    // The head of this lane's i-th column, and the first accumulator of the column. Its other
+    // accumulator, for the eighth key after the first, is two further.
     __device__ int head(int i) const { return 8 * (i >> 1) + (i & 1) + 2 * q(); }
     __device__ static constexpr int at(int i) { return 4 * (i >> 1) + (i & 1); }
-    // The numbers of barriers are constants of the instructions.
+    // The numbers of barriers have to be constants in the instructions.
     __device__ void sync_group() const {
         if (group == 0)
             ScoresBarrier::sync();
@@ -78,8 +78,8 @@ struct Scores {
 
     struct Running {
         float sum[kColumns];
-        // The reference maxima, where the other group may be raising those in
-        // shared memory.
+        // The reference maxima. With two groups they are kept here, because the other group may be
+        // raising those in shared memory.
         float maximum[kPingpong ? kColumns : 1];
         // Factor of the keys' scales: a power of two that brings them to 1 or less.
         float unit;
@@ -91,7 +91,8 @@ struct Scores {
         PipelineCounter<kProbabilityTiles> scored;
 #pragma unroll 1
         while (true) {
-            // Each item has a last tile without keys.
+            // Each item has a last tile without keys. The difference is therefore the number of
+            // items before this one.
             const int index =
                 TileScheduler::first(p) + int(tile.count - scored.count) * TileScheduler::step();
             if (index >= p.items) break;
@@ -117,7 +118,8 @@ struct Scores {
                 ++scored.count;
                 release_tile(tile);
             }
-            // The last tile's maxima, too, are adopted: sums are all relative to the same maxima.
+            // The last tile's maxima are adopted, too. All sums are then relative to the same
+            // maxima.
             if (kPingpong && scored.count != first && ((scored.count - 1) & 1) != group)
                 adopt_maxima(running, scored.count - 1);
             finish(running, tile.count - scored.count);
@@ -125,7 +127,8 @@ struct Scores {
         }
     }
 
-    // Waits until the other group has published its tile's maxima, and adopts what that raised.
+    // Waits until the other group has published its tile's maxima, and adopts those that it has
+    // raised.
     __device__ void adopt_maxima(Running& running, uint32_t use) const {
         if constexpr (kPingpong) {
             const PipelineCounter<kProbabilityTiles> before{use};
@@ -165,7 +168,7 @@ struct Scores {
         ++tile.count;
     }
 
-    // A tile of keys.
+    // Computes the probabilities of a KV tile.
     __device__ void score(Running& running, int keys, const PipelineState<L::kStages>& ring,
                           const PipelineCounter<kProbabilityTiles>& scored, bool first) {
         // A warp without keys reads those of the first one; its results are not used.
@@ -191,7 +194,7 @@ struct Scores {
         if (!first) adopt_maxima(running, scored.count - 1);
         const bool own_rises = rises(running, d, top_scale);
         const int at_tile = scored.stage();
-        // The output has done with this tile's stage of the probabilities.
+        // Waits until the output no longer needs this tile's stage of the probabilities.
         ptx::mbarrier_wait(ptx::shared_address(&s.scores_empty[at_tile]), scored.phase() ^ 1);
         const bool any = sync_group_or(own_rises);
         if (any) raise(running, d, top_scale, at_tile);
@@ -202,7 +205,7 @@ struct Scores {
         weigh(running, d, top_scale);
         store(d, at_tile);
         if constexpr (R::kScales) {
-            // A lane writes those of one group.
+            // Each lane writes the ratios of one group.
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
                 const float of_group = gemm.scale_of_key(stage, k, q());
@@ -221,7 +224,8 @@ struct Scores {
         return fmaxf(fmaxf(size(v.x), size(v.y)), fmaxf(size(v.z), size(v.w)));
     }
 
-    // Turns the sums into scores, in units of log2; those of keys that are none become -inf.
+    // Turns the sums into scores, in units of log2. The scores of keys that do not exist become
+    // -inf.
     __device__ void scale(Sums& d, const bool (&valid)[2]) const {
 #pragma unroll
         for (int c = 0; c < kColumns; c += 2) {
@@ -253,7 +257,8 @@ struct Scores {
         return rises;
     }
 
-    // Scores become probabilities, which are added up, and then get their keys' scales as factors.
+    // Turns scores into probabilities, adds these up, and then multiplies them by their keys'
+    // scales.
     __device__ void weigh(Running& running, Sums& d, const float (&top_scale)[2]) const {
 #pragma unroll
         for (int c = 0; c < kColumns; c += 2) {
@@ -295,8 +300,7 @@ struct Scores {
             const float* of_warp = s.scale_of_warp + 4 * group;
             const float top = fmaxf(fmaxf(of_warp[0], of_warp[1]), fmaxf(of_warp[2], of_warp[3]));
             if (top * running.unit > 1.f) {
-                // Brings the scale below 1/2, so that the next one may be somewhat
-                // larger.
+                // Brings the scale below 1/2, so that the next one may be somewhat larger.
                 const int exponent = int(__float_as_uint(top) >> 23) - 127;
                 const float unit = __int_as_float(max(127 - (exponent + 2), 1) << 23);
                 change = unit / running.unit;
@@ -333,7 +337,7 @@ struct Scores {
                                    ptx::cvt_rn_x2<Operand>(d[8 * i + 6], d[8 * i + 7]));
     }
 
-    // Gives the queries back, and tells the output of an item's maxima and sums.
+    // Releases the queries, and publishes an item's maxima and sums for the output.
     __device__ void finish(Running& running, uint32_t done) {
         const WorkItem item(p, TileScheduler::first(p) + int(done) * TileScheduler::step());
         ptx::mbarrier_wait(ptx::shared_address(&s.stats_empty), (done & 1) ^ 1);
@@ -358,7 +362,8 @@ struct Scores {
                                     ? scale
                                     : finish_row(p, item, thread, maximum, sum, scale);
         }
-        // All that the output waits for, and all that the next item writes to.
+        // This fence covers all that the output waits for, and all memory that the next item writes
+        // to.
         ptx::fence_proxy_async();
         if (group == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.stats_full));
         sync_all_groups();

@@ -1,6 +1,6 @@
-// Split plan, made on the host. An item is a tile of heads of one query token. Without splits a
-// persistent grid of CTAs takes the items in turns; with splits each item has a cluster of its own,
-// whose CTAs share the list and merge over distributed shared memory.
+// Split plan, made on the host. An item is a tile of heads of one query token. Without splits, a
+// persistent grid of CTAs takes the items in turns. With splits, each item has a cluster of its
+// own. The cluster's CTAs share the lists, and merge over distributed shared memory.
 //
 // The division depends only on numbers that the host knows, not on the contents of lists. A
 // captured launch is therefore right for any lists, and results do not depend on which CTA computes
@@ -17,18 +17,20 @@ namespace mla::sm90::sparse {
 // Maximum number of CTAs of a cluster. More than eight need the device's consent.
 constexpr int kMaxSplits = 16;
 
-// Sizes of clusters that are tried: all that every device takes, and the largest.
+// True for the sizes of clusters that are tried: all sizes that every device takes, and the
+// largest.
 inline bool is_split(int splits) { return splits <= 8 || splits == kMaxSplits; }
 
-// A launch: items `first` to `end - 1`, each of them shared by the CTAs of a cluster of `splits`.
+// A launch of items `first` to `end - 1`. The CTAs of a cluster of `splits` CTAs share each item.
 struct LaunchPlan {
     int first = 0, end = 0;
     int splits = 1;
     int blocks = 0;
 };
 
-// Nearly always one launch. If few items are left after the device has been filled a whole number
-// of times, and whole lists would keep few SMs busy with them, they get a launch of their own.
+// There is nearly always one launch. After the device has been filled a whole number of times, few
+// items may be left. If whole lists would keep few SMs busy with them, they get a launch of their
+// own.
 struct LaunchPlans {
     LaunchPlan all[2];
     int count = 1;
@@ -43,15 +45,15 @@ inline int rows_of(int heads) { return heads <= 16 ? 16 : heads <= 32 ? 32 : 64;
 
 // Times of a kernel on an H200, in tenths of a microsecond (docs/log/sparse.md).
 struct Costs {
-    // A KV tile, and starting and finishing an item that the CTAs of a cluster share.
+    // Time of a KV tile, and time to start and finish an item that the CTAs of a cluster share.
     int64_t tile, item;
 
     // A cluster's merge reads the rows of all its CTAs.
     int64_t merge(int rows, int splits) const { return rows * splits / 16; }
-    // Items that a CTA takes one behind the other begin while others end.
+    // If a CTA takes several items, each begins while another ends.
     int64_t next_item() const { return 2 * tile; }
 };
-// Costs of a launch that a persistent grid goes through, and of another launch behind it.
+// Time to start a persistent grid, and time of another launch before the rest.
 constexpr int64_t kStartCost = 40, kLaunchCost = 50;
 
 inline Costs costs_of(int rows, bool converts) {
@@ -94,7 +96,7 @@ LaunchPlan plan_launch(int64_t first, int64_t end, int width, int rows, const Co
     return best;
 }
 
-// The same, but the rest that does not fill a wave has a launch of its own if that is faster.
+// Plans one launch, or two if that is faster. The second one has the items that do not fill a wave.
 template <typename ActiveClusters>
 LaunchPlans plan_launches(int64_t items, int width, int rows, const Costs& costs,
                           const ActiveClusters& active, int64_t& cost) {
@@ -111,14 +113,14 @@ LaunchPlans plan_launches(int64_t items, int width, int rows, const Costs& costs
     return {{{0, apart.first, 1, int(at_once)}, apart}, 2};
 }
 
-// The plan of a call: tiles of a token's heads, and the heads of each of them but the last.
+// The plan of a call: number of tiles of a token's heads, and heads in each of them but the last.
 struct SplitPlan {
     int head_tiles = 1, tile_heads = 1;
     LaunchPlans launches;
 };
 
-// The cheapest plan. Tiles of few heads read the same rows several times; but with few tokens more
-// CTAs take part then, and each has less to convert and to merge.
+// Finds the cheapest plan. If tiles have few heads, they read the same rows several times. But if
+// tokens are few, more CTAs then take part, and each has less to convert and to merge.
 template <typename ActiveClusters>
 SplitPlan split_plan(int64_t tokens, int heads, int width, bool converts,
                      const ActiveClusters& active) {
@@ -126,7 +128,8 @@ SplitPlan split_plan(int64_t tokens, int heads, int width, bool converts,
     int64_t min_cost = INT64_MAX;
     for (int rows = kMaxRows; rows >= 16; rows /= 2) {
         SplitPlan own;
-        // The smallest possible number of tiles, whose heads then are as even as possible.
+        // The number of tiles is the smallest possible one, and their heads are then as even as
+        // possible.
         own.head_tiles = (heads + rows - 1) / rows;
         own.tile_heads = (heads + own.head_tiles - 1) / own.head_tiles;
         const int rows_there = rows_of(own.tile_heads);

@@ -19,7 +19,7 @@ struct Consumer {
     const KernelParams& p;
     Shared<C>& s;
     const int warpgroup, warp, g, q;
-    // Address of `s`: a register, instead of instructions for every tile.
+    // Address of `s`, kept in a register so that it is not computed for every tile.
     const uint32_t base;
     PipelineState<C::kStages> ring;  // at this warpgroup's next tile
     PipelineState<2> items;
@@ -51,7 +51,7 @@ struct Consumer {
             const int skipped = C::kOwnTokens ? 0 : (warpgroup + behind * (kStep - 1)) % kStep;
             ring.advance(skipped);
             multiply(item, skipped, tiles);
-            // Goes to the first tile of the next item.
+            // Advances the ring to this warpgroup's first tile of the next item.
             const int after = (skipped + tiles * (kStep - 1)) % kStep;
             if (after) ring = ring.back(after);
             behind += tiles;
@@ -93,8 +93,8 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void multiply(const WorkItem& item, int first, int tiles) {
-        // The shuffles tell the compiler that the loop's counters are the same in all lanes; they
-        // stay in uniform registers.
+        // The shuffles tell the compiler that the loop's counters are the same in all lanes. The
+        // counters then stay in uniform registers.
         ring = ring.warp_uniform();
         queries = __shfl_sync(~0u, queries, 0);
         const int end = __shfl_sync(~0u, item.key + tiles * kTileKeys, 0);
@@ -135,8 +135,8 @@ struct Consumer {
         ptx::wgmma_commit_group();
     }
 
-    // Computes the logits of a tile, from one part on. While a part's sums are computed, the MMAs
-    // of later parts are in flight.
+    // Computes the logits of a tile, beginning with `part`. While the sums of one part are
+    // computed, the MMAs of later parts are in flight.
     template <int part>
     __device__ __forceinline__ void finish(const float (&sums)[C::kParts][kSums], float scale,
                                            int position) {
@@ -150,9 +150,9 @@ struct Consumer {
         }
     }
 
-    // relu. NaN, whose sign an MMA leaves clear, stays NaN. The comparison is one of integers,
-    // because these do not keep the tensor cores from their operands, as each addition of floats
-    // does.
+    // relu. An MMA leaves the sign of a NaN clear, so NaN stays NaN. Integers are compared, because
+    // integer instructions do not delay the tensor cores' reads of their operands. Each addition of
+    // floats does.
     __device__ __forceinline__ static float positive(float x) {
         return __int_as_float(max(__float_as_int(x), 0));
     }

@@ -2,10 +2,11 @@
 //
 //   logit[t, s] = scale[s] * sum over h of weight[t, h] * relu(query[t, h] . key[s])
 //
-// 64 keys are the A operand of an MMA, the heads of one or more tokens of a request the B operand.
-// One warp loads; consumer warpgroups multiply and sum over heads. CTAs are persistent. If blocks
-// of tokens are few, each CTA has an equal range of all KV tiles (scheduler.cuh). Otherwise it goes
-// from work item to work item: an item is a block of tokens and a range of columns.
+// The A operand of an MMA is 64 keys. The B operand is the heads of one or more tokens of a
+// request. One warp loads; the consumer warpgroups multiply, and sum over heads. CTAs are
+// persistent. If blocks of tokens are few, each CTA has an equal range of all KV tiles
+// (scheduler.cuh). Otherwise it takes one work item after another. A work item is a block of tokens
+// and a range of columns.
 #pragma once
 
 #include "../../../ptx/sm90.cuh"

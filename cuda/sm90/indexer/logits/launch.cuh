@@ -12,18 +12,18 @@
 
 namespace mla::sm90::logits {
 
-// Warpgroups take turns with the KV tiles of a block of tokens that fills `columns` columns. With
-// one token, memory is the limit, and several CTAs of an SM, each with a warp that loads for it,
-// hide latency. With 128 columns there are registers for one consumer warpgroup in each CTA, with
-// 256 for one CTA.
+// A config whose warpgroups take turns with the KV tiles of a block of tokens. The block fills
+// `columns` columns. If it has one token, memory is the limit. Several CTAs of an SM, each with a
+// loading warp of its own, then hide latency. With 128 columns, the registers suffice for one
+// consumer warpgroup in each of these CTAs; with 256 columns, they suffice for one CTA.
 template <int heads, int columns>
 using AlternateTiles =
     Config<heads, columns / heads, false, columns == 128 ? 1 : 2, columns == 256 ? 1 : 3>;
-// Each warpgroup has tokens of its own, with `columns` columns.
+// A config whose warpgroups each have tokens of their own, which fill `columns` columns.
 template <int heads, int columns, int consumers>
 using OwnTokens = Config<heads, columns / heads, true, consumers, 1>;
 
-// Cost of beginning an item, in keys.
+// Cost of beginning a work item, as a number of keys.
 constexpr int kItemKeys = 192;
 
 // Number of ranges of columns with which all CTAs are done earliest.
@@ -54,8 +54,8 @@ inline MlaStatus describe(CUtensorMap& map, const void* base, const cuuint64_t (
     return ok();
 }
 
-// Maximum number of blocks of rows for equal ranges of tiles: every CTA reads their lengths to find
-// its range.
+// Maximum number of blocks of rows for which CTAs have equal ranges of tiles. To find its range,
+// every CTA reads the lengths of all of them.
 constexpr int kMaxSharing = 512;
 
 template <typename C>
@@ -91,8 +91,9 @@ MlaStatus launch(KernelParams p, const void* queries, int multiprocessors, void*
                                  stream, p);
 }
 
-// Chooses the config by the mean number of tokens of a request: each block of its tokens is
-// multiplied with all of its keys, and a block that is not full takes as long as a full one.
+// Chooses the config by the mean number of query tokens of a request. Each block of a request's
+// tokens is multiplied with all of the request's keys. A block that is not full takes as long as a
+// full one.
 template <int heads>
 MlaStatus launch_of(const KernelParams& p, const void* queries, int multiprocessors, void* stream) {
     const auto with = [&](auto config) {

@@ -36,8 +36,8 @@ struct KernelParams {
     int facts_ahead;  // true if requests are known before the previous kernel has ended
 };
 
-// A CTA's config. `tokens` query tokens are the B operand of an MMA. The consumer warpgroups either
-// take turns with KV tiles, or each of them multiplies with tokens of its own.
+// The config of a CTA. `tokens` query tokens are the B operand of an MMA. The consumer warpgroups
+// either take turns with KV tiles, or have tokens of their own.
 template <int heads, int tokens, bool own_tokens, int consumers, int ctas>
 struct Config {
     static constexpr int kHeads = heads;
@@ -53,13 +53,13 @@ struct Config {
     static constexpr int kParts = (kColumns + 127) / 128;
     static constexpr int kColumnsOfPart = kColumns / kParts;
     static constexpr int kTokensOfPart = tokens / kParts;
-    // One warp loads. If there are several parts, its warpgroup gives registers away, for which it
-    // has to be a whole one.
+    // One warp loads. If there are several parts, the producer gives registers away. Only a whole
+    // warpgroup can do that.
     static constexpr bool kGivesRegisters = kParts > 1;
     static constexpr int kThreads = consumers * 128 + (kGivesRegisters ? 128 : 32);
     static constexpr int kBlock = own_tokens ? tokens * consumers : tokens;
     static constexpr int kQueryBytes = kBlock * heads * kWidth;
-    // Distance of a warpgroup's next KV tile.
+    // Distance from one KV tile of a warpgroup to its next one.
     static constexpr int kStep = own_tokens ? 1 : consumers;
     // A stage always belongs to the same warpgroup, which thus sees every phase of its barrier.
     static constexpr int kStages =
@@ -72,7 +72,7 @@ struct WorkItem {
     int begin, end;  // rows that belong to the request
     int length;      // length of the request
     int behind;      // tokens of the request that come after row `begin`
-    int key, keys;   // the first position and how many; 0 after the last item
+    int key, keys;   // first position; number of positions, 0 after the last item
 };
 
 template <typename C>
@@ -82,14 +82,14 @@ struct Shared {
     float scales[C::kStages][kTileKeys];
     WorkItem items[2];
     Barrier<1> keys_full[C::kStages];
-    // The warps of one warpgroup arrive, or those of all.
+    // The warps of the stage's warpgroup arrive; with kOwnTokens, those of all consumer warpgroups.
     Barrier<C::kOwnTokens ? 4 * C::kConsumers : 4> keys_empty[C::kStages];
     Barrier<1> queries_full[2];
     // All consumer threads arrive, since each of them reads the item.
     Barrier<128 * C::kConsumers> queries_empty[2];
 };
 
-// Tiles begin at multiples of 1024 bytes, dynamic shared memory anywhere.
+// Tiles begin at multiples of 1024 bytes, but dynamic shared memory may begin anywhere.
 template <typename C>
 constexpr int kSharedBytes = int(sizeof(Shared<C>)) + 1024;
 

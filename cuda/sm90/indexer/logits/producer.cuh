@@ -1,5 +1,5 @@
-// The producer warp: loads the queries of an item once, then its keys and their scales, tile by
-// tile.
+// The producer warp. It loads the queries of an item once, and then the item's keys and their
+// scales, tile by tile.
 #pragma once
 
 #include "../../../common/page_position.cuh"
@@ -22,8 +22,8 @@ struct Producer {
           lane(threadIdx.x % 32),
           policy(p.stream_once ? ptx::createpolicy_evict_first() : ptx::CachePolicy{}) {}
 
-    // True after griddepcontrol.wait. The first item, and the pages of its keys, may be read before
-    // its queries have been written.
+    // True after griddepcontrol.wait. Before it, this warp may read the first item and the pages of
+    // its keys, but not its queries.
     bool waited = false;
 
     __device__ __forceinline__ void run() {
@@ -39,8 +39,8 @@ struct Producer {
     __device__ __forceinline__ void wait() {
         waited = true;
         ptx::griddepcontrol_wait();
-        // The wait comes first: when the next kernel starts, all that was written before this one
-        // began is then complete.
+        // The next kernel is released only after the wait. When it starts, everything that was
+        // written before this kernel began is therefore complete.
         ptx::griddepcontrol_launch_dependents();
     }
 
@@ -51,7 +51,8 @@ struct Producer {
         const PagePosition first =
             whole ? find(table, item.key + lane * kTileKeys, end) : PagePosition{-1, 0};
         if (!waited) wait();
-        // Before the keys: this warp takes a while to issue the copy of each tile.
+        // The queries come before the keys, because this warp takes a while to issue the copy of
+        // each tile.
         publish(item);
         if (whole)
             load_whole_tiles(table, first, item.key, end);
@@ -87,12 +88,14 @@ struct Producer {
     __device__ __forceinline__ void run_items() {
         const int items = p.blocks * p.ranges;
         for (int item = blockIdx.x; item < items; item += gridDim.x) {
-            // Later ranges, which short requests do not reach, come last for all blocks.
+            // Items are ordered by range first. Short requests do not reach the later ranges, which
+            // therefore come last.
             const int block = item % p.blocks, range = item / p.blocks;
             const int first = block * C::kBlock, last = min(first + C::kBlock, p.count);
             for (int row = first; row < last;) {
                 const indexer::Row of = indexer::find_row(p.rows, row, lane);
-                // At least one row, whatever the starts are: otherwise the loop would not end.
+                // There is at least one row, whatever the starts are. Otherwise, the loop would not
+                // end.
                 const int rows = max(1, min(last - row, of.behind + 1));
                 const int seen = indexer::seen_by(p.rows, of.length, of.behind - (rows - 1));
                 const int begin = range * p.keys_of_range;
@@ -105,7 +108,7 @@ struct Producer {
         }
     }
 
-    // Publishes an item and loads its queries. An empty item is the end.
+    // Publishes an item and loads its queries. An empty item marks the end.
     __device__ __forceinline__ void publish(const WorkItem& item) {
         s.queries_empty[items.stage].wait(items.phase ^ 1);
         if (lane == 0) {
@@ -129,7 +132,7 @@ struct Producer {
         return p.rows.page_shift >= 0 ? position >> p.rows.page_shift : position / p.rows.page_size;
     }
 
-    // The position of a key; its page is -1 if the block table has no page of the cache there.
+    // The place of a key. Its page is -1 if the block table has no page of the cache there.
     __device__ __forceinline__ PagePosition find(const int32_t* table, int position,
                                                  int end) const {
         const int column = column_of(position);
@@ -142,8 +145,8 @@ struct Producer {
                at.offset * 4;
     }
 
-    // Each tile is within one page. A lane looks up one of 32 tiles while the tiles before these
-    // are loaded; `next` is its result for the first 32.
+    // Loads tiles of which each lies within one page. A lane looks up one of 32 tiles while the
+    // tiles before these are loaded. `next` is its result for the first 32.
     __device__ __forceinline__ void load_whole_tiles(const int32_t* table, PagePosition next,
                                                      int begin, int end) {
         for (int base = begin; base < end; base += 32 * kTileKeys) {
@@ -174,13 +177,14 @@ struct Producer {
         load_box(ptx::shared_address(s.keys[ring.stage]), at);
     }
 
-    // TMA reads zeros outside of the tensor, as behind its last page.
+    // Page `pages` is behind the tensor's last page. TMA reads zeros there.
     __device__ __forceinline__ void load_box(uint32_t to, const PagePosition& at) {
         ptx::cp_async_bulk_tensor(&p.keys, to, s.keys_full[ring.stage].address(), policy, 0,
                                   at.offset, at.page >= 0 ? at.page : p.pages);
     }
 
-    // For tiles with keys of several pages, or of a fraction of one: loads them in boxes.
+    // Loads a tile in boxes, because its keys are in several pages, or its page is smaller than a
+    // tile.
     __device__ __forceinline__ void load_boxes(const int32_t* table, int position, int end) {
         s.keys_empty[ring.stage].wait(ring.phase ^ 1);
         for (int key = lane; key < kTileKeys; key += 32) {

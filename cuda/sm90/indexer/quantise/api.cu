@@ -16,8 +16,8 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     queries_kernel(const __grid_constant__ MlaIndexQueriesParams p) {
     ptx::griddepcontrol_wait();
-    // The wait comes first: when the next kernel starts, all that was written before this one began
-    // is then complete.
+    // The next kernel is released only after the wait. When it starts, everything that was written
+    // before this kernel began is therefore complete.
     ptx::griddepcontrol_launch_dependents();
     write_queries(p, blockIdx.x);
 }

@@ -1,11 +1,11 @@
 // Index keys and queries: normalised, rotated, transformed and rounded to e4m3.
 //
-// A warp has a row of 128 values, four neighbouring ones in each lane. Operations have the order of
-// the CPU device's code, and each is rounded, so that the same values come out, to the last bit
-// except for the sums of the LayerNorm, which are in f64.
+// A warp has a row of 128 values, and each lane has four neighbouring ones. The operations come in
+// the order of the CPU device's code, and each result is rounded. The values are therefore the same
+// as on the CPU, to the last bit. Only the sums of the LayerNorm may differ; they are in f64.
 //
-// With few tokens, an SM has nothing to do while it waits for instructions that run once, so there
-// are as few instructions as possible.
+// If tokens are few, an SM has nothing else to do while it waits for instructions that run once.
+// The code therefore has as few instructions as possible.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -59,7 +59,7 @@ __device__ __forceinline__ double sum_of_warp(double x) {
 
 // (x - mean) / sqrt(variance + epsilon) * weight + bias.
 __device__ __forceinline__ void normalise(Values& v, const MlaIndexKeysParams& p, int lane) {
-    // Loaded before anything waits.
+    // These are loaded before anything waits.
     Values weight, bias;
     weight.load(p.norm_weight, 0, p.norm_weight_dtype, lane);
     bias.load(p.norm_bias, 0, p.norm_bias_dtype, lane);

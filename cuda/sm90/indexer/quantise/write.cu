@@ -1,6 +1,6 @@
-// Writes the rows of a layer's cache and of its index cache, and the index queries, in one launch:
-// the first blocks write index keys, the next ones the rows of all/cache_write.cuh, the last ones
-// queries.
+// Writes the rows of a layer's cache, the rows of its index cache, and the index queries, in one
+// launch. The first blocks write index keys. The next ones write the rows of the layer's cache
+// (all/cache_write.cuh), and the last ones queries.
 #include "../../../all/cache_write.cuh"
 #include "../../../common/one_row.cuh"
 #include "../launch.cuh"
@@ -50,7 +50,7 @@ Kernel kernel_of(int format, bool rotated) {
     }
 }
 
-// Null if the rows are not those of the models that have an indexer.
+// Returns null unless the rows are those of models that have an indexer.
 Kernel kernel_for(const MlaCacheWriteParams& rows, const WriteLaunch& write) {
     if (write.blocks == 0 || !write.wide || !write.r1) return nullptr;
     switch (rows.dtype) {

@@ -12,9 +12,9 @@ __device__ __forceinline__ void mark(uint32_t* bitmap, uint32_t position) {
     atomicOr(&bitmap[position / 32], 1u << position % 32);
 }
 
-// Calls `visit` with the index of each word, the word, and the number of bits that are set before
-// it. A thread has consecutive words, an odd number of them, so that those of a warp are in
-// different banks. Returns the number of set bits.
+// Calls `visit` for each word with its index, the word, and the number of set bits in earlier
+// words. Returns the number of all set bits. Each thread has an odd number of consecutive words.
+// The words that a warp reads together are therefore in different banks.
 template <typename S, typename Visit>
 __device__ __forceinline__ int for_each_word(S& s, const uint32_t* bitmap, int words,
                                              const Visit& visit) {
@@ -38,14 +38,14 @@ __device__ __forceinline__ int for_each_word(S& s, const uint32_t* bitmap, int w
     return int(all);
 }
 
-// The lowest `count` of the set bits.
+// The lowest `count` of the bits that are set.
 __device__ __forceinline__ uint32_t first_bits(uint32_t bits, uint32_t count) {
     while (uint32_t(__popc(bits)) > count) bits ^= 0x80000000u >> __clz(bits);
     return bits;
 }
 
-// Writes the slots of `count` positions. All threads take part, since each load waits for the block
-// table.
+// Writes the slots of `count` positions. All threads take part, because each load depends on a load
+// from the block table.
 template <int kThreads, bool kPower>
 __device__ __forceinline__ void translate(const Requests& requests, const Row& row,
                                           const int32_t* positions, int count, int32_t* list) {
@@ -64,7 +64,8 @@ __device__ __forceinline__ void translate(const Requests& requests, const Row& r
 }
 
 // Writes the slots of the set positions in ascending order. The first bit is that of position
-// `begin`. `positions` has room for all set positions; if it is null, the list itself serves.
+// `begin`. `positions` is a buffer with room for all set positions. If it is null, the list itself
+// is the buffer.
 template <typename S>
 __device__ __forceinline__ void write_list(S& s, const Requests& requests, const Row& row,
                                            const uint32_t* bitmap, int words, int begin,

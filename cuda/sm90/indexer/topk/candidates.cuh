@@ -1,5 +1,5 @@
-// Candidates: logits that may be chosen. A sample of the row gives a bound, and only logits from
-// there on are kept.
+// Candidates are the logits that may be chosen. A sample of the row gives a bound, and only logits
+// that are not below it are kept.
 #pragma once
 
 #include "../../../ptx/sm90.cuh"
@@ -18,7 +18,7 @@ struct Cluster {
     }
 };
 
-// Logits `at` to `at + 4` of a row of `count`; NaN behind its end.
+// Loads logits `at` to `at + 4` of a row of `count` logits. Values behind the row's end are NaN.
 __device__ __forceinline__ float4 load4(const float* logits, int at, int count, bool vectors) {
     if (vectors && at + 4 <= count) return ptx::ld_global_nc(logits + at);
     const float none = __int_as_float(0x7fffffff);
@@ -32,16 +32,17 @@ __device__ __forceinline__ float4 load4(const float* logits, int at, int count, 
 
 // Estimates from a sample of a row.
 struct SampleEstimate {
-    // A logit below which nothing is chosen, almost certainly.
+    // Almost certainly, no logit below this one is chosen.
     float lowest;
-    // Distance of the sample's largest key from that key, below which the keys of nearly all logits
-    // lie; 0 if nothing is known.
+    // Distance from the key of `lowest` to the sample's largest key, below which nearly all keys
+    // lie. 0 if nothing is known.
     uint32_t range;
 
     __device__ __forceinline__ uint32_t key() const { return key_of(lowest); }
 };
 
-// Bins of equal steps of values. Larger values are never in a lower bin, and NaN is in the lowest.
+// Bins that have the same width in values. Larger values are never in a lower bin, and NaN is in
+// the lowest bin.
 template <int kBins>
 struct Steps {
     float lowest, width, scale;
@@ -52,7 +53,7 @@ struct Steps {
     }
     // False if all values are equal, or if some are infinite.
     __device__ __forceinline__ bool usable() const { return scale > 0 && scale < 1e30f; }
-    // Distance from the first bin, in bins.
+    // Distance of `x` from the lower end of the first bin, in bins.
     __device__ __forceinline__ float at(float x) const { return (x - lowest) * scale; }
     __device__ __forceinline__ uint32_t bin_of(float x) const {
         return uint32_t(fminf(fmaxf(at(x), 0.f), float(kBins - 1)));
@@ -67,10 +68,10 @@ __device__ __forceinline__ void clear_bins(S& s) {
     __syncthreads();
 }
 
-// Estimates the bound of candidates. The expected number of chosen logits in the sample, and four
-// standard deviations more, are above it. Each thread has some vectors of the sample. A histogram
-// of equal steps of values seldom needs a second one, while a histogram of keys usually does. Bins
-// are zero at entry, not at return.
+// Estimates the bound of candidates from a sample. The sample has a certain number of logits above
+// the bound: the expected number of chosen ones, and four standard deviations more. Each thread has
+// some vectors of the sample. A histogram with bins of equal width in values seldom needs a second
+// histogram, while a histogram of keys usually does. The bins are zero at entry, but not at return.
 template <typename S>
 __device__ __forceinline__ SampleEstimate estimate_from(S& s, const float4 (&x)[S::kSampledEach],
                                                         int count, int topk) {
@@ -139,7 +140,7 @@ __device__ __forceinline__ void load_sample(float4 (&x)[kEach], const float* log
 template <typename S, int kBatch>
 __device__ __forceinline__ void keep(S& s, Candidate* candidates, uint32_t room,
                                      const float4 (&x)[kBatch], int first, float bound) {
-    // Counted in floats, so that no predicates have to be kept until the second loop.
+    // The count is a float: then no predicates have to be kept until the second loop.
     float number = 0;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i)
@@ -166,8 +167,8 @@ __device__ __forceinline__ void keep(S& s, Candidate* candidates, uint32_t room,
     }
 }
 
-// Loads this thread's vectors of the step of logits that begins at `begin`, if that is before
-// `end`. Whole steps of a row that is aligned to 16 bytes need no check of the row's end.
+// Loads this thread's vectors of the step that begins at `begin`, if `begin` is before `end`. Whole
+// steps of a row that is aligned to 16 bytes need no check of the row's end.
 template <int kThreads, int kBatch>
 __device__ __forceinline__ void load_step(float4 (&x)[kBatch], const float* logits, int begin,
                                           int end, bool vectors) {
@@ -182,8 +183,8 @@ __device__ __forceinline__ void load_step(float4 (&x)[kBatch], const float* logi
     }
 }
 
-// Keeps those of the logits `begin .. end` that are at least `bound`, in no particular order. `x`
-// has been loaded; each further step is in flight while the previous one is handled.
+// Keeps the logits in `begin .. end` that are at least `bound`, in no particular order. `x` holds
+// the first step. Each further step is in flight while the previous one is handled.
 template <typename S, int kBatch>
 __device__ __forceinline__ void collect(S& s, Candidate* candidates, uint32_t room,
                                         const float* logits, int begin, int end, bool vectors,

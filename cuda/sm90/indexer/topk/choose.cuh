@@ -6,7 +6,7 @@
 
 namespace mla::sm90::topk {
 
-// Marks the `topk` largest of `count` candidates, which are at least as many. The row sees `seen`
+// Marks the `topk` largest of `count` candidates. `count` is at least `topk`. The row sees `seen`
 // positions.
 template <typename S>
 __device__ __forceinline__ void choose_candidates(S& s, const Buffers& buffers,
@@ -54,7 +54,8 @@ __device__ __forceinline__ void choose_candidates(S& s, const Buffers& buffers,
 
     // Key and position in one number; larger numbers are chosen earlier.
     uint64_t* pairs = reinterpret_cast<uint64_t*>(s.bins);
-    // No candidate is NaN, so logits are compared instead of keys: no logit is above +inf.
+    // Logits are compared instead of keys. This is correct because no candidate is NaN, and no
+    // logit is above +inf.
     const float low = logit_of(t.lowest), high = logit_of(t.lowest + t.width);
     each_candidate([&](const Candidate& c) {
         const float x = __uint_as_float(c.x);
@@ -77,8 +78,8 @@ __device__ __forceinline__ void choose_candidates(S& s, const Buffers& buffers,
     __syncthreads();
 }
 
-// The same for a whole row, which is read again for each histogram: for rows whose sample was
-// misleading, or that have very many equal logits.
+// Marks the `topk` largest logits of a whole row, which is read again for each histogram. Rows need
+// this if their sample was misleading, or if they have very many equal logits.
 template <typename S>
 __device__ __forceinline__ void choose_row(S& s, const Buffers& buffers, const float* logits,
                                            int count, uint32_t topk) {

@@ -1,13 +1,14 @@
 // Top-k: the largest logits of each row, exact and deterministic, as slots of the cache.
 //
-//   estimate  a sample of the row gives a bound below which nothing is chosen, almost certainly
-//   collect   the row is read once, and logits from the bound on are kept in shared memory
-//   choose    the largest of these, as a bit for each position; if the sample was misleading, the
-//             largest of the whole row, so that the result never depends on the sample
-//   list      the set positions in ascending order, translated to slots
+//   estimate  a sample of the row gives a bound below which, almost certainly, nothing is chosen
+//   collect   the row is read once, and logits that are not below the bound are kept in shared
+//             memory
+//   choose    the largest of these are marked in a bitmap of positions; if the sample was
+//             misleading, the whole row is searched, so the result never depends on the sample
+//   list      the marked positions are translated to slots, in ascending order
 //
-// A row has a CTA, or a cluster if rows are few: each CTA collects from its part of the row, and
-// the first one does the rest.
+// Each row has one CTA, or a cluster if rows are few. Each CTA of a cluster collects from its part
+// of the row, and the first one does the rest.
 #pragma once
 
 #include <type_traits>
@@ -19,7 +20,7 @@
 
 namespace mla::sm90::topk {
 
-// Chooses every position of a row that sees no more positions than it may choose.
+// Chooses all positions of a row that sees at most `topk` positions.
 template <int kThreads>
 __device__ __forceinline__ void choose_all(const KernelParams& p, const Row& row, int32_t* list,
                                            const Cluster& cluster) {
@@ -28,17 +29,17 @@ __device__ __forceinline__ void choose_all(const KernelParams& p, const Row& row
         list[i] = i < row.seen ? indexer::slot_of(p.rows, row, i) : -1;
 }
 
-// Called by every CTA, whatever its row. The next kernel is released no earlier: when it starts,
-// everything but the lists is complete, including the logits. Sparse attention waits before it
-// reads anything, and the indexer's own kernels wait before they read anything but keys and
-// lengths, which are older; a GEMM may read constant weights. A kernel that was launched without
-// the attribute begins when this kernel has ended.
+// Every CTA calls this, whatever its row. The next kernel is released only after the wait. When it
+// starts, everything but the lists is therefore complete, including the logits. Sparse attention
+// waits before it reads anything. The indexer's own kernels read only keys and lengths, which are
+// older, before they wait. A GEMM may read constant weights. A kernel that was launched without the
+// attribute begins when this kernel has ended.
 __device__ __forceinline__ void wait_for_logits() {
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
 }
 
-// A CTA, or a cluster if `kCluster`, does a row. An SM has room for `kCtas` CTAs.
+// Each row is done by one CTA, or by a cluster if `kCluster`. An SM has room for `kCtas` CTAs.
 template <int kThreads, int kCtas, bool kCluster>
 __global__ void __launch_bounds__(kThreads, kCtas)
     topk_kernel(const __grid_constant__ KernelParams p) {

@@ -7,7 +7,7 @@ namespace mla::sm90::topk {
 
 constexpr uint32_t kKeyOfMinusInfinity = 0x007fffffu;
 
-// Equal for -0 and +0; 0 for NaN, below the key of -inf.
+// The sortable key of a logit. It is equal for -0 and +0. NaN has key 0, below the key of -inf.
 __device__ __forceinline__ uint32_t key_of(float logit) {
     if (logit != logit) return 0;
     // -0 + 0 is +0.
@@ -15,8 +15,8 @@ __device__ __forceinline__ uint32_t key_of(float logit) {
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// The logit of a key, at least -inf. A logit that is not below it has no lower key, unless it is
-// NaN.
+// The logit of a key, or -inf if the key is below that of -inf. Numbers that are not below this
+// logit have no lower key.
 __device__ __forceinline__ float logit_of(uint32_t key) {
     key = max(key, kKeyOfMinusInfinity);
     return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);

@@ -14,9 +14,10 @@
 
 namespace mla::sm90::topk {
 
-// Minimum number of logits that are worth another CTA, for which the others have to wait.
+// Minimum number of logits for another CTA. Fewer are not worth the time that the others wait for
+// it.
 constexpr int kMinKeys = 4096;
-// Maximum number of logits that a CTA of a cluster keeps whole.
+// Maximum number of logits of which a CTA of a cluster keeps all in shared memory.
 constexpr int kMaxSharedResident = 32768;
 // Maximum shared memory of a CTA.
 constexpr int kMaxBytes = 227 * 1024;
@@ -24,7 +25,7 @@ constexpr int kMaxBytes = 227 * 1024;
 constexpr int kBytesOfSm = 228 * 1024;
 constexpr int kReservedBytes = 1024;
 
-// Room for the expected number of candidates, and five standard deviations more.
+// Number of candidates to make room for: the expected number, and five standard deviations more.
 inline int room_for(int columns, int topk) {
     const double each = double(columns) / kSamples;
     const double expected = topk / each, wanted = expected + 4 * std::sqrt(expected) + 8;
@@ -34,7 +35,8 @@ inline int room_for(int columns, int topk) {
     return int(std::min(double(max_candidates), std::max(room, 4096.))) / 32 * 32;
 }
 
-// Room for a CTA's part of a row, kept whole. A CTA that has a row alone is faster with candidates.
+// Number of logits in a CTA's part of a row, if the CTA keeps all of them; otherwise 0. A CTA that
+// has a row to itself is faster with candidates.
 inline int shared_resident_for(int columns, int ctas) {
     if (ctas == 1) return 0;
     const int each = (columns + 4 * ctas - 1) / (4 * ctas) * 4;
@@ -52,8 +54,8 @@ int shared_bytes(int columns, int candidates, int shared_resident) {
     return int(sizeof(S)) + bitmap + std::max(behind, bitmap);
 }
 
-// A row has more than one CTA if rows are few and its cluster fits into half of the SMs. With fewer
-// than four CTAs, waiting for one another costs more than they save.
+// A row has more than one CTA if rows are few and their clusters fit into half of the SMs. With
+// fewer than four CTAs, waiting for one another costs more than they save.
 inline int choose_ctas(int rows, int columns, int multiprocessors, int max_ctas) {
     int ctas = 1;
     while (ctas < max_ctas && int64_t(rows) * ctas * 4 <= multiprocessors &&
@@ -64,7 +66,7 @@ inline int choose_ctas(int rows, int columns, int multiprocessors, int max_ctas)
 
 // Clusters that a device has room for.
 struct ClusterLimits {
-    int max_ctas;  // of a cluster
+    int max_ctas;  // maximum number of CTAs of a cluster
     // Numbers of clusters of three, four and eight CTAs that run at the same time, with an SM for
     // each CTA.
     int threes, fours, eights;
@@ -86,7 +88,7 @@ inline int register_resident_room(int columns, int topk, int ctas) {
 }
 
 // Returns the number of CTAs whose registers hold a row, or 0 if rows are not held in registers.
-// Only few long rows are, all of which run at the same time.
+// Only long rows are, and only if they are so few that all of them run at the same time.
 inline int choose_register_resident(int rows, int columns, int topk,
                                     const ClusterLimits& clusters) {
     if (columns < kLongRow) return 0;
@@ -102,7 +104,7 @@ using Kernel = void (*)(KernelParams);
 
 inline Kernel kernel_of_clusters() { return &topk_kernel<kThreads, 1, true>; }
 
-// Threads of a CTA, and CTAs of an SM, for rows that have a CTA each.
+// Threads of a CTA and CTAs of an SM, for rows with one CTA each.
 struct Shape {
     int threads, ctas;
 };
@@ -116,7 +118,7 @@ inline Kernel kernel_of(const Shape& shape) {
     }
 }
 
-// The kernel for rows of `each` logits for each CTA.
+// The kernel for rows of which each CTA has `each` logits.
 inline Kernel register_resident_for(int each) {
     if (each <= 4 * kVectorStep) return &register_resident_kernel<4>;
     return each <= 8 * kVectorStep ? &register_resident_kernel<8> : &register_resident_kernel<16>;
@@ -174,8 +176,8 @@ inline cudaError_t launch_clusters(KernelParams p, int rows, int ctas, cudaStrea
     return cudaLaunchKernelEx(&config, kernel_of_clusters(), p);
 }
 
-// Many rows hide one another's latency. Smaller CTAs do more with the same instructions, if an SM
-// has room for enough of them.
+// If rows are many, they hide one another's latency. Smaller CTAs then do more with the same
+// instructions, provided that an SM has room for enough of them.
 inline cudaError_t launch_rows(KernelParams p, int rows, int multiprocessors, cudaStream_t stream) {
     const int columns = p.rows.columns;
     p.candidates = room_for(columns, p.topk);
@@ -196,7 +198,7 @@ inline cudaError_t launch_register_resident(KernelParams p, int rows, int ctas,
                                             cudaStream_t stream) {
     const int columns = p.rows.columns;
     p.candidates = register_resident_room(columns, p.topk, ctas);
-    // A row whose sample misleads is kept in shared memory.
+    // If a row's sample is misleading, the row is moved to shared memory.
     p.shared_resident = shared_resident_for(columns, ctas);
     const int bytes = std::max(register_resident_bytes(ctas, p.candidates),
                                shared_bytes<Shared>(columns, 0, p.shared_resident));

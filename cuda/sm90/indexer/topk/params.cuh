@@ -11,22 +11,24 @@ namespace mla::sm90::topk {
 using indexer::Requests;
 using indexer::Row;
 
-// Threads of a CTA; kThreadsOfMany if there are enough rows for four CTAs on each SM.
+// Number of threads of a CTA; it is kThreadsOfMany with enough rows for four CTAs on each SM.
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
 constexpr int kThreadsOfMany = 256;
-// Vectors of logits that a thread handles together, while the same number is in flight.
+// Number of vectors of logits that a thread handles together. The next ones are in flight
+// meanwhile.
 constexpr int kTogether = 4;
 constexpr int kMaxCtas = 16;
-// The longest row: shared memory holds two bits for each of its positions.
+// Length of the longest row: shared memory holds two bits for each of its positions.
 constexpr int kMaxColumns = 786432;
-// Number of logits in a sample, those that a thread loads together, and neighbouring threads whose
-// logits lie together: 32 bytes at each of 256 places.
+// Number of logits in a sample; number of logits that a thread loads together; number of
+// neighbouring threads that load neighbouring logits. A sample thus has 32 bytes from each of 256
+// places.
 constexpr int kSamples = 2048;
 constexpr int kSampled = 4;
 constexpr int kSampledTogether = 2;
-// Bins of a histogram of a whole cluster's keys, and maximum number of keys that its CTAs compare.
-// Both are small, because reads of another CTA's shared memory are slow.
+// Number of bins of a histogram of a whole cluster's keys, and maximum number of keys that its CTAs
+// compare. Both are small, because reads of another CTA's shared memory are slow.
 constexpr int kClusterBinBits = 8;
 constexpr int kClusterBins = 1 << kClusterBinBits;
 constexpr int kMaxInside = 256;
@@ -38,7 +40,7 @@ struct KernelParams {
     int64_t list_stride;
     int topk;
     int vectors;          // true if rows are aligned to 16 bytes
-    int candidates;       // number that a CTA has room for
+    int candidates;       // number of candidates that a CTA has room for
     int shared_resident;  // number of logits that a CTA has room for
     int rows_ahead;       // true if `rows` is complete before the previous kernel has ended
 };
@@ -68,9 +70,9 @@ struct SharedOf {
 
 // Shared memory of a CTA if rows are few.
 struct Shared : SharedOf<topk::kThreads> {
-    // The logits of a shared-resident row, or the candidates of a register-resident one. No
-    // mbarrier lies behind this struct: the memory there is used again, and only the operations of
-    // mbarriers may touch a valid one.
+    // Completes when the data has come: the logits of a shared-resident row, or the candidates of a
+    // register-resident one. This mbarrier is not behind the struct, because memory there is used
+    // again, and only operations of mbarriers may touch a valid mbarrier.
     Barrier<0> arrived;
     uint2 counts;  // this CTA's keys above the threshold, and inside
     uint32_t totals[kClusterBins];
@@ -79,8 +81,8 @@ struct Shared : SharedOf<topk::kThreads> {
 static_assert(sizeof(Shared) % 16 == 0);
 static_assert(sizeof(SharedOf<kThreadsOfMany>) % 16 == 0);
 constexpr int kBins = Shared::kBins, kMaxPairs = Shared::kMaxPairs;
-// Rounds with bins of their own: the estimate, four narrower ones, and one more if the estimate was
-// wrong.
+// Each round has bins of its own: the estimate, four narrower rounds, and one more if the estimate
+// was wrong.
 static_assert(6 * kClusterBins + kMaxInside * 2 <= kBins);
 
 // Words of a bitmap with a bit for each position.
@@ -88,8 +90,9 @@ __host__ __device__ constexpr int bitmap_words(int columns) {
     return (columns + 4 * 32 - 1) / (4 * 32) * 4;
 }
 
-// Memory behind `Shared`: the bitmap of chosen positions; then the candidates, which the list
-// replaces later, or the bitmap of logits that equal the threshold, or a shared-resident row.
+// Memory behind `Shared`. The bitmap of chosen positions comes first. Behind it are the candidates,
+// or the bitmap of logits that equal the threshold, or a shared-resident row. The list replaces the
+// candidates later.
 struct Buffers {
     uint32_t* chosen;
     Candidate* candidates;
@@ -105,15 +108,15 @@ struct Buffers {
     __device__ __forceinline__ int32_t* positions() const {
         return reinterpret_cast<int32_t*>(candidates);
     }
-    // A shared-resident row: its logits, which its list replaces later, and the bitmap of those
-    // that equal the threshold.
+    // A shared-resident row: its logits, and the bitmap of those that equal the threshold. The list
+    // replaces the logits later.
     __device__ __forceinline__ float* row() const { return reinterpret_cast<float*>(candidates); }
     __device__ __forceinline__ uint32_t* tied(int shared_resident) const {
         return reinterpret_cast<uint32_t*>(row() + shared_resident);
     }
 };
 
-// Bytes of a shared-resident row with a bit for each logit.
+// Bytes of a shared-resident row and of a bitmap of its logits.
 __host__ __device__ constexpr int shared_resident_bytes(int logits) {
     return logits * 4 + logits / 8;
 }

@@ -1,15 +1,15 @@
-// Top-k of rows that fit into the registers of one cluster: one pass over the logits, beside the
-// sample.
+// Top-k of rows that fit into the registers of one cluster. Besides the sample, each logit is read
+// only once.
 //
 //   estimate   a bound from a sample of the whole row, the same in every CTA of the cluster
 //   collect    the logits that are not below the bound, in the order of positions
-//   exchange   every CTA gets the candidates of all CTAs: one barrier of the cluster
-//   cut        the last chosen candidate, as key and index, found by every CTA
-//   list       each CTA's own candidates, behind those of the CTAs before it
+//   exchange   every CTA gets the candidates of all CTAs, with one barrier of the cluster
+//   cut        every CTA finds the last chosen candidate, as key and index
+//   list       each CTA writes its own candidates, behind those of the CTAs before it
 //
-// With few rows, an SM has no other work while one of these steps waits, so there are few steps:
-// work that needs no logits, loads of pages included, is done before the logits are there, and
-// nothing is sorted or marked afterwards.
+// If rows are few, an SM has no other work while one of these steps waits. There are therefore few
+// steps: nothing is sorted or marked afterwards. Work that needs no logits, such as loading pages,
+// is done before the logits are there.
 #pragma once
 
 #include "candidates.cuh"
@@ -19,15 +19,15 @@ namespace mla::sm90::topk {
 
 // Entries of the block table that a CTA keeps.
 constexpr int kPages = 2048;
-// Logits that the threads of a CTA load at once, and the maximum that they keep.
+// Number of logits that the threads of a CTA load at once, and maximum number that they keep.
 constexpr int kVectorStep = 4 * kThreads;
 constexpr int kMaxInRegisters = 16 * kVectorStep;
-// Logits of a line of L2.
+// Number of logits in a line of L2.
 constexpr int kLine = 32;
 // Number of bits of a candidate's index among those of all CTAs.
 constexpr int kIndexBits = 16;
 
-// Maximum number of candidates of a bin that every warp compares.
+// If a bin has at most this number of candidates, every warp compares all of them.
 constexpr int kMaxCompared = 32;
 
 // Memory behind `Shared`.
@@ -56,20 +56,20 @@ __host__ __device__ constexpr int register_resident_bytes(int ctas, int room) {
     return int(sizeof(Shared) + sizeof(RegisterResidentShared)) + (ctas + 1) * room * 4;
 }
 
-// NaN stands for no logit.
+// A NaN marks an entry without a logit.
 __device__ __forceinline__ float none() { return __int_as_float(0x7fffffff); }
 
 __device__ __forceinline__ uint32_t byte_of(uint32_t word, int i) { return word >> 8 * i & 0xff; }
 
-// Puts those of this thread's logits that are at least `bound` into `values` and `positions`, in
-// the order of positions. A warp has `kVectors` times 128 consecutive positions. Returns the CTA's
-// number of candidates; nothing is written if there is no room for them.
+// Writes this thread's logits that are at least `bound` to `values`, and their positions to
+// `positions`, in the order of positions. A warp has `kVectors` times 128 consecutive positions.
+// Returns the CTA's number of candidates. If there is no room for them, nothing is written.
 template <int kVectors>
 __device__ __forceinline__ uint32_t collect_in_order(Shared& s, const float4 (&x)[kVectors],
                                                      float bound, int first, uint32_t room,
                                                      float* values, int32_t* positions) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    // A byte counts a warp's candidates of a vector: up to 128.
+    // Each byte counts the candidates that a warp has in one vector of each lane: at most 128.
     constexpr int kWords = (kVectors + 3) / 4;
     uint32_t own[kWords] = {}, inclusive[kWords], all[kWords];
 #pragma unroll
@@ -112,7 +112,7 @@ __device__ __forceinline__ uint32_t collect_in_order(Shared& s, const float4 (&x
     return found;
 }
 
-// A thread's share of the candidates: vectors of four, of one CTA of the cluster.
+// A thread's share of the candidates: vectors of four candidates, all of one CTA of the cluster.
 struct CandidateShare {
     uint32_t cta, first, step;
 
@@ -124,11 +124,11 @@ struct CandidateShare {
     }
 };
 
-// The candidates of a thread's share. Values behind the last one are NaN, as no other is.
+// The candidates in a thread's share. Values behind the last candidate are NaN; no candidate is.
 struct Candidates {
     const float* values;
     uint32_t cta, first, step, count;
-    uint32_t index;  // of the CTA's first candidate
+    uint32_t index;  // index of the CTA's first candidate
 
     __device__ __forceinline__ Candidates(const CandidateShare& share, const Cluster& cluster,
                                           const RegisterResidentBuffers& b, int room)
@@ -158,12 +158,12 @@ struct Candidates {
     }
 };
 
-// Larger pairs are chosen earlier: by key, then by lower index.
+// Packs a key and an index. Larger pairs are chosen earlier: first by key, then by lower index.
 __device__ __forceinline__ uint64_t pair_of(uint32_t key, uint32_t index) {
     return uint64_t(key) << 32 | ((1u << kIndexBits) - 1 - index);
 }
 
-// The last chosen pair of any `count` candidates.
+// Finds a pair such that the chosen ones of `count` candidates are those from this pair on.
 __device__ __forceinline__ uint64_t find_cut(Shared& s, const Candidates& candidates,
                                              uint32_t count, uint32_t topk) {
     clear_bins(s);
@@ -202,17 +202,17 @@ __device__ __forceinline__ uint64_t find_cut(Shared& s, const Candidates& candid
     return s.all[0];
 }
 
-// The range of its CTA's candidates that a warp writes, and where it writes them in the list.
+// The range of its CTA's candidates that a warp writes, and the place of the first one in the list.
 struct WarpPart {
     uint32_t begin, end;
     uint32_t at;
     uint64_t cut;   // pairs from this one on are chosen
-    uint32_t tied;  // of the candidates with this key
-    uint32_t ties;  // number of those that are chosen, the first ones
+    uint32_t tied;  // a key of which only some candidates are chosen
+    uint32_t ties;  // number of further candidates with that key, the first ones, that are chosen
 };
 
-// Adds up the threads' counts in the CTAs before this one, and in their warp's range. Returns the
-// sum over everything before this warp's range.
+// Each thread has counted candidates of the CTAs before this one, and of its own warp's range.
+// Returns the sum over everything that comes before this warp's range.
 __device__ __forceinline__ uint32_t add_counts(const RegisterResidentBuffers& b, uint32_t before,
                                                uint32_t mine) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -225,8 +225,9 @@ __device__ __forceinline__ uint32_t add_counts(const RegisterResidentBuffers& b,
     return __reduce_add_sync(~0u, of.x + (lane < warp ? of.y : 0));
 }
 
-// Finds the chosen ones of `all` candidates. One histogram of equal steps of values leaves a few
-// candidates, which every warp compares, or many that are equal.
+// Finds the chosen ones of `all` candidates. The first histogram has bins of equal width in values.
+// The bin with the last chosen candidate has a few candidates, which every warp compares, or many.
+// If all of these many are equal, no second histogram is needed.
 __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster,
                                                const RegisterResidentBuffers& b,
                                                const Candidates& candidates,
@@ -254,8 +255,8 @@ __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster
         // one no upper end.
         const float low = bin > 0 ? float(bin) : -__int_as_float(0x7f800000);
         const float high = bin < kBins - 1 ? float(bin + 1) : none();
-        // Counts of candidates: above the bin in the upper half of the word, inside in the lower
-        // half.
+        // Each word has two counts of candidates: in its upper half those above the bin, in its
+        // lower half those inside.
         uint32_t before = 0, mine = 0;
         Range range;
         candidates.each_vector([&](const float (&x)[4], uint32_t index) {
@@ -317,8 +318,9 @@ __device__ __forceinline__ void exchange_candidates(const Shared& s, const Clust
                                                     const RegisterResidentBuffers& b,
                                                     const CandidateShare& share, uint32_t found,
                                                     uint32_t room) {
-    // All CTAs have begun, so their shared memory may be written to. This does not order what this
-    // CTA's threads have collected since; the CTA's own barrier does.
+    // After this wait, all CTAs have begun, so their shared memory may be written to. The wait does
+    // not order what this CTA's threads have collected since they arrived; the barrier of the CTA
+    // does.
     ptx::barrier_cluster_wait();
     __syncthreads();
     const uint32_t filled = s.arrived.address();
@@ -343,7 +345,7 @@ __device__ __forceinline__ void exchange_candidates(const Shared& s, const Clust
 template <int kVectors>
 __global__ void __launch_bounds__(kThreads, 1)
     register_resident_kernel(const __grid_constant__ KernelParams p) {
-    // The address of shared memory in a register, so that it is not computed for each access.
+    // Keeps the address of shared memory in a register, so that it is not computed for each access.
     Shared& s = *static_cast<Shared*>(
         __cvta_shared_to_generic(ptx::in_register(ptx::shared_address(ptx::dynamic_shared()))));
     const Cluster cluster{ptx::cluster_ctarank(), ptx::cluster_nctarank()};
@@ -354,8 +356,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 
     const float* logits = p.logits + number * p.logits_stride;
     if (!p.rows_ahead) {
-        // Logits that no kernel has just written may be far away. In case the row sees all columns,
-        // this CTA's part is prefetched while the row's length is being found.
+        // Unless a kernel has just written the logits, they may be in device memory. This CTA's
+        // part of a row that sees all columns is prefetched while the row's real length is being
+        // found.
         ptx::griddepcontrol_wait();
         const int each = (p.rows.columns + int(cluster.ctas) - 1) / int(cluster.ctas);
         const int part = int(cluster.rank) * each, end = min(part + each, p.rows.columns);
@@ -440,8 +443,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     const uint32_t all = __reduce_add_sync(~0u, of_cta);
     const uint32_t max_of_cta = __reduce_max_sync(~0u, of_cta);
     if (all < uint32_t(p.topk) || max_of_cta > uint32_t(room)) {
-        // The sample misled. The row is still in registers: it is stored, and its keys are counted
-        // there.
+        // The sample was misleading. The row is still in registers. It is stored to shared memory,
+        // and its keys are counted there.
         const Buffers buffers(s, p.rows.columns);
         clear_bins(s);
         for (int i = threadIdx.x; i < (each + 31) / 32; i += kThreads)
@@ -454,8 +457,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         choose_kept(s, buffers, p, row, cluster, estimate, begin, end - begin, list);
         return;
     }
-    // Every warp writes some of this CTA's candidates, behind the chosen ones that come before
-    // them.
+    // Every warp writes some of this CTA's candidates to the list. They follow the chosen
+    // candidates of earlier CTAs and warps.
     const uint32_t each_warp = (found + kThreads - 1) / kThreads * 32;
     const uint32_t own_index = cluster.rank * room;
     WarpPart part;

@@ -1,16 +1,17 @@
-// Top-k of a row that fits into the shared memory of its CTAs: it is read once, and no candidates
-// are kept.
+// Top-k of a row that fits into the shared memory of its CTAs. The row is read once, and no
+// candidates are kept.
 //
-// Each CTA of the cluster has a range of positions. A sample estimates the last chosen key.
-// Histograms of all CTAs' keys from there on, added up, give it exactly. With few rows, an SM has
-// nothing to do while it waits, even for instructions: loops are short and not unrolled.
+// Each CTA of the cluster has a range of positions. A sample gives an estimate of the last chosen
+// key. Histograms of the keys from the estimate on, added up over all CTAs, give it exactly. If
+// rows are few, an SM has nothing else to do while it waits, even for instructions. Loops are
+// therefore short and not unrolled.
 #pragma once
 
 #include "candidates.cuh"
 
 namespace mla::sm90::topk {
 
-// Loads `count` logits to shared memory: whole vectors by TMA, which completes s.arrived.
+// Loads `count` logits to shared memory. TMA loads the whole vectors, and completes s.arrived.
 __device__ __forceinline__ void start_row(Shared& s, float* to, const float* logits, int count,
                                           bool vectors) {
     const int whole = vectors ? count / 4 * 4 : 0;
@@ -22,8 +23,8 @@ __device__ __forceinline__ void start_row(Shared& s, float* to, const float* log
     for (int i = whole + threadIdx.x; i < count; i += kThreads) to[i] = logits[i];
 }
 
-// Calls `visit` with four keys of this thread at a time, and the position of the first one. A key
-// behind the end is 0; other keys are not, and NaN has the lowest, 1.
+// Calls `visit` with four of this thread's keys at a time, and with the position of the first one.
+// A key behind the end is 0. No other key is 0: NaN has the lowest one, 1.
 template <typename Visit>
 __device__ __forceinline__ void each_vector(const float* row, int count, const Visit& visit) {
 #pragma unroll 1
@@ -37,8 +38,8 @@ __device__ __forceinline__ void each_vector(const float* row, int count, const V
     }
 }
 
-// Adds up the histograms of all CTAs of the cluster, each of them in `bins` of its shared memory.
-// Every CTA gets the sum in s.totals.
+// Adds up the histograms of all CTAs of the cluster. Each CTA has its histogram in `bins` of its
+// shared memory. Every CTA gets the sum in s.totals.
 __device__ __forceinline__ void add_up(const Cluster& cluster, Shared& s, const uint32_t* bins) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (threadIdx.x < kClusterBins)
@@ -59,12 +60,12 @@ __device__ __forceinline__ void add_up(const Cluster& cluster, Shared& s, const 
     __syncthreads();
 }
 
-// The threshold of the cluster's keys: a single key, or a range with so few keys that they are
-// compared pair by pair.
+// Finds the threshold of the cluster's keys. It is a single key, or a range with so few keys that
+// they are compared pair by pair.
 __device__ __forceinline__ Threshold find_threshold(const Cluster& cluster, Shared& s,
                                                     const float* own, int count, uint32_t topk,
                                                     uint32_t seen, const SampleEstimate& estimate) {
-    // At first all keys above are inside, however large.
+    // At first, all keys from the estimate on are inside, however large they are.
     const uint32_t lowest = max(estimate.key(), 1u);
     Threshold t = {lowest, ~0u - lowest, topk, seen};
     uint32_t range = estimate.range ? estimate.range : t.width;
@@ -91,13 +92,13 @@ __device__ __forceinline__ Threshold find_threshold(const Cluster& cluster, Shar
     }
 }
 
-// Numbers of keys of the CTAs before this one: above the threshold, and chosen from inside.
+// Numbers of keys in the CTAs before this one: keys above the threshold, and chosen keys inside.
 struct Before {
     uint32_t above, inside;
 };
 
-// Exchanges the counts of all CTAs of the cluster. Other CTAs' shared memory is no longer read once
-// all have arrived at the cluster's next barrier.
+// Exchanges the counts of all CTAs of the cluster. Once all CTAs have arrived at the cluster's next
+// barrier, none of them reads another's shared memory any more.
 __device__ __forceinline__ Before exchange(const Cluster& cluster, Shared& s) {
     const int lane = threadIdx.x % 32;
     cluster.sync();
@@ -126,8 +127,8 @@ __device__ __forceinline__ void share_pairs(const Cluster& cluster, Shared& s,
     __syncthreads();
 }
 
-// Chooses from a row of which this CTA has `count` logits from `begin` on in shared memory, and
-// writes its slots. Bins, bitmaps and counts are zero at entry.
+// Chooses from a row, and writes the slots that this CTA has. Shared memory holds the CTA's `count`
+// logits from position `begin` on. Bins, bitmaps and counts are zero at entry.
 __device__ __forceinline__ void choose_kept(Shared& s, const Buffers& buffers,
                                             const KernelParams& p, const Row& row,
                                             const Cluster& cluster, const SampleEstimate& estimate,
@@ -135,8 +136,8 @@ __device__ __forceinline__ void choose_kept(Shared& s, const Buffers& buffers,
     float* own = buffers.row();
     const Threshold t = find_threshold(cluster, s, own, count, p.topk, row.seen, estimate);
 
-    // Among many equal keys, those of the lowest positions are chosen, from a bitmap of their own.
-    // If few keys are inside, they become pairs of key and position, and larger pairs are chosen
+    // If many keys are equal, those of the lowest positions are chosen, from a bitmap of their own.
+    // If few keys are inside, they become pairs of key and position. Larger pairs are chosen
     // earlier.
     const bool whole = t.inside == t.wanted, tied = !whole && t.inside > kMaxInside;
     uint64_t* pairs = reinterpret_cast<uint64_t*>(s.bins + kBins) - kMaxInside;
@@ -204,7 +205,7 @@ __device__ __forceinline__ void choose_kept(Shared& s, const Buffers& buffers,
     if (cluster.ctas > 1) ptx::barrier_cluster_wait();
 }
 
-// The same for logits that have not been loaded.
+// Loads this CTA's logits, takes the sample, and calls choose_kept.
 __device__ __forceinline__ void choose_shared_resident(Shared& s, const Buffers& buffers,
                                                        const KernelParams& p, const Row& row,
                                                        const Cluster& cluster, const float* logits,

@@ -1,8 +1,9 @@
-// The threshold above which all keys are chosen, by histograms of ever narrower ranges of keys.
+// Finds the threshold above which all keys are chosen. Each histogram covers a narrower range of
+// keys than the one before it.
 //
-// The first range goes from the minimum key to the maximum, so that clustered logits spread over
-// the bins as others do. Each further range is the bin of the last chosen key: after at most three
-// histograms it is a single key.
+// The first range goes from the minimum key to the maximum key. Clustered logits therefore spread
+// over the bins as others do. Each further range is the bin that contains the lowest chosen key.
+// After at most three histograms, the range is a single key.
 #pragma once
 
 #include "bitmap.cuh"
@@ -11,8 +12,8 @@
 
 namespace mla::sm90::topk {
 
-// All keys above `lowest + width` are chosen, and `wanted` of the `inside` keys from `lowest` to
-// there.
+// All keys above `lowest + width` are chosen. `inside` keys lie in `lowest ..= lowest + width`, and
+// `wanted` of them are chosen.
 struct Threshold {
     uint32_t lowest, width;
     uint32_t wanted, inside;
@@ -22,8 +23,8 @@ struct Threshold {
     }
     __device__ __forceinline__ bool is_inside(uint32_t key) const { return key - lowest <= width; }
 
-    // The bin of a key that is inside, of `bins` bins of 2^shift keys. The last bin has all keys
-    // above, too.
+    // The bin of a key that is not below `lowest`. There are `bins` bins of 2^shift keys. The last
+    // bin also has all larger keys.
     __device__ __forceinline__ uint32_t bin_of(uint32_t key, int shift, uint32_t bins) const {
         return min((key - lowest) >> shift, bins - 1);
     }
@@ -43,9 +44,9 @@ __device__ __forceinline__ int shift_for(uint32_t range, int bin_bits) {
     return max(0, 32 - __clz(range) - bin_bits);
 }
 
-// Finds the bin of `count` bins, from the last one down, that contains key number `wanted`: s.bin,
-// the number of keys in bins above it, s.above, and in it, s.inside. These stay as they were if
-// there is no such bin.
+// Counts keys from the last of `count` bins down, and finds the bin that contains key number
+// `wanted`. Stores that bin in s.bin, the number of keys in the bins above it in s.above, and the
+// number of keys in it in s.inside. If there is no such bin, these values stay as they were.
 template <typename S>
 __device__ __forceinline__ void find_bin(S& s, const uint32_t* bins, int count, uint32_t wanted) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -72,9 +73,9 @@ __device__ __forceinline__ void find_bin(S& s, const uint32_t* bins, int count, 
     __syncthreads();
 }
 
-// Narrows the threshold until no more than `limit` keys are inside, or it is a single key. `each`
-// calls its argument with this thread's keys, nearly all of which are within `range` from the
-// threshold's `lowest`. Bins are zero at entry and at return.
+// Narrows the threshold until at most `limit` keys are inside, or until it is a single key. `each`
+// calls its argument with this thread's keys. Nearly all of these keys lie less than `range` above
+// the threshold's `lowest`. The bins are zero at entry and at return.
 template <typename S, typename Each>
 __device__ __forceinline__ void narrow(S& s, Threshold& t, uint32_t range, uint32_t limit,
                                        const Each& each) {

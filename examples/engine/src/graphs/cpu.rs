@@ -1,4 +1,5 @@
-//! Graphs on the CPU: nothing is launched, and so nothing replayed. A step is enqueued as fast.
+//! Graphs on the CPU. Nothing is launched there, so nothing is replayed. Enqueuing a step costs no
+//! more than a replay.
 
 use mla_cpu::Cpu;
 use mla_runtime::Result;

@@ -1,4 +1,4 @@
-//! Graphs on a GPU: one for each of some sizes, whose launch is one call.
+//! Graphs on a GPU. There is one for each of some sizes, and it is launched by one call.
 
 use mla_kernels::Cuda;
 use mla_kernels::decode_graph::{DecodeGraph, DecodeShape};
@@ -9,7 +9,7 @@ use super::Graphs;
 use crate::memory::{Memory, Shared};
 use crate::model::Model;
 
-/// The numbers of requests that there are graphs for.
+/// The numbers of requests for which there are graphs.
 const SIZES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
 impl Graphs for Cuda {
@@ -58,8 +58,8 @@ impl Graphs for Cuda {
         else {
             return Ok(false);
         };
-        // SAFETY: the runner owns all that was captured and frees none of it before itself, uses
-        // one stream, and its allocator hands out pages of the cache alone.
+        // SAFETY: the runner owns all captured memory and frees none of it before the graph. It
+        // uses one stream, and its allocator hands out only pages of the cache.
         unsafe { graph.replay(model.layer(), shared, step) }?;
         // End of the library.
         Ok(true)

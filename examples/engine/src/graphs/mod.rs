@@ -1,4 +1,4 @@
-//! Replays of steps that a device has run before.
+//! Replays of captured steps.
 
 mod cpu;
 #[cfg(feature = "gpu")]
@@ -11,13 +11,13 @@ use crate::memory::{Memory, Shared};
 use crate::model::Model;
 use crate::operations::Operations;
 
-/// A device that replays steps of decodes, if there is anything to gain from it.
+/// A device that replays decode steps if this makes them faster.
 pub trait Graphs: Operations {
     /// The steps that can be replayed.
     type Captured: Send;
 
-    /// Captures what the model enqueues for steps of decodes, one for each of these numbers of new
-    /// tokens and several numbers of requests.
+    /// Captures the model's work for decode steps: for each of these numbers of new tokens, and for
+    /// several numbers of requests.
     ///
     /// # Errors
     ///
@@ -29,7 +29,7 @@ pub trait Graphs: Operations {
         query_lens: &[u32],
     ) -> Result<Self::Captured>;
 
-    /// Replays a step if there is a graph for it, and says whether there was.
+    /// Replays a step if there is a graph for it. Returns true if there is one.
     ///
     /// # Errors
     ///

@@ -7,7 +7,7 @@ use mla_runtime::prelude::*;
 use super::Operations;
 use crate::config::Routing;
 
-/// The rows of a tensor `[T, 1, W]`.
+/// Returns the rows of a tensor `[T, 1, W]`.
 fn rows<'a>(tensor: &TensorRef<'a, Cpu>) -> impl Iterator<Item = &'a [f32]> {
     let data: &[f32] = bytemuck::cast_slice(tensor.bytes());
     let [count, _, width] = tensor.shape();
@@ -15,7 +15,7 @@ fn rows<'a>(tensor: &TensorRef<'a, Cpu>) -> impl Iterator<Item = &'a [f32]> {
     (0..count).map(move |row| &data[row * stride..row * stride + width])
 }
 
-/// Calls `each` with the number of every row and the row.
+/// Calls `each` with every row and its index.
 fn rows_mut(tensor: TensorMut<'_, Cpu>, mut each: impl FnMut(usize, &mut [f32])) {
     let layout = *tensor.layout();
     let [count, _, width] = layout.shape;

@@ -1,4 +1,4 @@
-//! The operations on a GPU, in bf16, by the kernels in `kernels/all/rows.cu`.
+//! The operations on a GPU in bf16, with the kernels in `kernels/all/rows.cu`.
 
 use mla_kernels::Cuda;
 use mla_runtime::prelude::*;
@@ -23,7 +23,7 @@ mod ffi {
 
 type Launch<Params> = unsafe extern "C" fn(*const Params, *mut std::ffi::c_void) -> i32;
 
-/// The operands and the result of a launch, as addresses.
+/// The addresses of the operands and the result of a launch.
 struct Rows<'a> {
     from: TensorRef<'a, Cuda>,
     other: u64,
@@ -36,8 +36,7 @@ struct Rows<'a> {
 
 /// # Safety
 ///
-/// Memory that the parameters point to is readable, or writable where results go, as the header
-/// says.
+/// Memory that the parameters point to is readable, and writable for results, as the header says.
 unsafe fn enqueue<Params>(
     gpu: &Cuda,
     name: &'static str,
@@ -72,12 +71,12 @@ fn enqueue_rows(
         width: rows.width as i32,
         eps: rows.eps,
     };
-    // SAFETY: every tensor holds what its layout says, results are borrowed mutably, and the
-    // engine's own ids are below the rows of what is gathered.
+    // SAFETY: every tensor holds what its layout says. Results are borrowed mutably. The engine's
+    // own ids are below the number of gathered rows.
     unsafe { enqueue(gpu, name, launch, &params) }
 }
 
-/// The common part: rows of `from` to rows of `to`.
+/// Returns the common parameters, from rows of `from` to rows of `to`.
 fn rows<'a>(from: TensorRef<'a, Cuda>, other: u64, to: TensorMut<'_, Cuda>) -> Rows<'a> {
     let layout = *to.layout();
     Rows {
@@ -136,8 +135,8 @@ impl Operations for Cuda {
             normalise: i32::from(routing.normalise),
             scale: routing.scale,
         };
-        // SAFETY: the model's views are rows of an entry per expert without gaps, and a
-        // configuration has at most 256; weights are borrowed mutably.
+        // SAFETY: the model's views are rows without gaps, with an entry per expert. A
+        // configuration has at most 256 experts. Weights are borrowed mutably.
         unsafe { enqueue(self, "route", ffi::engine_route, &params) }
     }
 
@@ -156,7 +155,7 @@ impl Operations for Cuda {
             experts: experts as i32,
             width: width as i32,
         };
-        // SAFETY: the model's views are of these shapes without gaps, and results are borrowed
+        // SAFETY: the model's views have these shapes without gaps, and results are borrowed
         // mutably.
         unsafe { enqueue(self, "add_weighted", ffi::engine_add_weighted, &params) }
     }

@@ -1,4 +1,4 @@
-//! The operations of a model beside attention and matrix products.
+//! The operations of a model besides attention and GEMMs.
 
 mod cpu;
 #[cfg(feature = "gpu")]
@@ -14,14 +14,14 @@ pub trait Operations: Device {
     /// The dtype in which the model is computed.
     const DTYPE: DType;
 
-    /// The device itself.
+    /// Opens the device.
     ///
     /// # Errors
     ///
     /// If this machine has none.
     fn open() -> Result<Self>;
 
-    /// `to = from / √(mean(from²) + eps) · weight`.
+    /// Computes `to = from / √(mean(from²) + eps) · weight`.
     ///
     /// # Errors
     ///
@@ -34,21 +34,22 @@ pub trait Operations: Device {
         to: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// `to += from`.
+    /// Computes `to += from`.
     ///
     /// # Errors
     ///
     /// If the device fails.
     fn add(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()>;
 
-    /// `to = silu(from[.., ..W]) · from[.., W..]`.
+    /// Computes `to = silu(from[.., ..W]) · from[.., W..]`.
     ///
     /// # Errors
     ///
     /// If the device fails.
     fn silu_mul(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()>;
 
-    /// A row of weights of every expert from a row of the router's logits: see [`Routing::weigh`].
+    /// Computes a row of all experts' weights from a row of the router's logits, see
+    /// [`Routing::weigh`].
     ///
     /// # Errors
     ///
@@ -61,7 +62,7 @@ pub trait Operations: Device {
         weights: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// `to[t] += Σ weights[t][e] · from[e][t]`, from `[E, T, W]`.
+    /// Computes `to[t] += Σ weights[t][e] · from[e][t]`, with `from` `[E, T, W]`.
     ///
     /// # Errors
     ///
@@ -73,7 +74,7 @@ pub trait Operations: Device {
         to: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// Row `ids[t]` of `from` to row t of `to`.
+    /// Copies row `ids[t]` of `from` to row t of `to`.
     ///
     /// # Errors
     ///
@@ -85,7 +86,7 @@ pub trait Operations: Device {
         to: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// The place of each row's largest element, the first of equal ones.
+    /// Computes the index of each row's largest element. Of equal elements the first counts.
     ///
     /// # Errors
     ///

@@ -16,7 +16,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// A package of three units: `a` and `b` include `shared.h`, `b` and `c` include
+    /// Makes a package of three units. `a` and `b` include `shared.h`. `b` and `c` include
     /// `cute/layout.hpp` of the toolkit.
     pub(crate) fn new() -> Self {
         let world = Self {
@@ -61,12 +61,13 @@ impl World {
         fs::set_permissions(self.at(path), fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Makes the host compiler tell this version.
+    /// Makes the host compiler print this version.
     pub(crate) fn host(&self, version: &str) {
         self.host_with_folders(version, &[]);
     }
 
-    /// Makes the host compiler tell this version, and the folders in which it searches for headers.
+    /// Makes the host compiler print this version, and the folders in which it searches for
+    /// headers.
     pub(crate) fn host_with_folders(&self, version: &str, folders: &[PathBuf]) {
         let folders: String = folders
             .iter()
@@ -103,7 +104,7 @@ impl World {
         self.kernels().compile("kernels")
     }
 
-    /// Builds, and returns the sources that the compiler was called for, sorted.
+    /// Builds, and returns the sources for which the compiler was called, sorted.
     pub(crate) fn compiled(&self) -> Vec<String> {
         self.compiled_by(self.kernels())
     }
@@ -124,7 +125,7 @@ impl World {
         calls
     }
 
-    /// The sources of the calls since the last question, sorted.
+    /// Returns the sources of the calls since the last question, sorted.
     pub(crate) fn calls(&self) -> Vec<String> {
         let path = self.at("calls");
         let text = fs::read_to_string(&path).unwrap_or_default();
@@ -137,7 +138,7 @@ impl World {
         sources
     }
 
-    /// All that the library was made of.
+    /// Returns everything that the library was made of.
     pub(crate) fn library(&self, out: &str) -> String {
         let archive = fs::read_dir(self.at(out))
             .unwrap()
@@ -146,7 +147,7 @@ impl World {
         String::from_utf8_lossy(&fs::read(archive.unwrap()).unwrap()).into_owned()
     }
 
-    /// The same build in a process of its own.
+    /// Makes the command for the same build in a separate process.
     pub(crate) fn command(&self, out: &str) -> Command {
         let mut command = Command::new(driver());
         command
@@ -161,7 +162,7 @@ impl World {
     }
 }
 
-/// A text that has to have parts.
+/// Text that is checked for parts.
 pub(crate) trait Says {
     fn says(&self, part: &str);
 }
@@ -185,7 +186,7 @@ pub(crate) fn version(release: &str) -> String {
     format!("nvcc: stub\nCuda compilation tools, release {release}, V{release}.88\n")
 }
 
-/// The time that a command and what it starts spend on processors. It succeeds.
+/// Returns the processor time of a command and its subprocesses. The command must succeed.
 pub(crate) fn processor_time(command: &mut Command) -> Duration {
     let finished = command.spawn().unwrap().wait4().unwrap();
     assert!(
@@ -196,7 +197,7 @@ pub(crate) fn processor_time(command: &mut Command) -> Duration {
     finished.rusage.utime + finished.rusage.stime
 }
 
-/// The example `compile`, which Cargo builds with the tests.
+/// Returns the path of the example `compile`, which Cargo builds with the tests.
 pub(crate) fn driver() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let profile = tests.parent().and_then(Path::parent).unwrap();

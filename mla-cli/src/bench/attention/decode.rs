@@ -1,4 +1,4 @@
-//! Absorbed attention, to a paged cache.
+//! Absorbed attention to a paged cache.
 
 use mla_conformance::reference::attend;
 use mla_runtime::Result;
@@ -28,16 +28,16 @@ pub struct Decode<'a, D: Device> {
     state: <SelectedDecode<D> as DecodeStage>::State,
     metadata: <SelectedDecode<D> as DecodeStage>::Metadata,
     query: Tensor<D>,
-    /// One per layer.
+    /// One cache for each layer.
     caches: Vec<CacheBuffer<D>>,
     table: Vec<i32>,
     block_table: D::Buffer,
     lens: D::Buffer,
     query_starts: D::Buffer,
-    /// The query tokens and all tokens of each request.
+    /// The query lengths of the requests, and their total lengths.
     host_lens: [Vec<u32>; 2],
-    /// The positions in each query token's list, and the lists of slots; both for sparse attention
-    /// alone.
+    /// The positions in each query token's list, and the lists of slots. Both are only for sparse
+    /// attention.
     positions: Vec<Vec<u32>>,
     slots: Option<D::Buffer>,
     outcome: Outcome<D>,
@@ -148,9 +148,9 @@ impl<'a, D: Device> Decode<'a, D> {
             )
             .with_lse(lse)
             .with_slots(slots);
-            // SAFETY: starts, lengths and pages are those of the requests, for which every tensor
-            // and the cache were made and the metadata prepared; state and metadata are this
-            // backend's.
+            // SAFETY: starts, lengths and pages are those of the requests. Every tensor and the
+            // cache were made for them, and the metadata was prepared for them. State and metadata
+            // are this backend's.
             unsafe {
                 self.backend
                     .decode(device, call, &mut self.state, &self.metadata)?;
@@ -201,7 +201,8 @@ impl<'a, D: Device> Decode<'a, D> {
     }
 }
 
-/// The lists as a backend takes them: a token's position is a slot of its request's pages.
+/// Converts the lists to a backend's form: a token's position becomes a slot in its request's
+/// pages.
 fn slots_of(what: &Attention, lists: Lists, positions: &[Vec<u32>], table: &[i32]) -> Vec<i32> {
     let (page_size, max_pages) = (what.config.problem.page_size, what.max_pages());
     let width = lists.topk as usize;

@@ -1,4 +1,5 @@
-//! One backend's attention on random data: absorbed or expanded, one or several layers at a time.
+//! One backend's attention on random data, absorbed or expanded, for one or several layers at a
+//! time.
 
 mod decode;
 mod outcome;
@@ -18,7 +19,7 @@ use crate::error::CliError;
 use crate::run::deviation::Errors;
 
 impl Attention {
-    /// The attention with everything that it needs on `device`.
+    /// Sets up the attention on `device`, with everything that it needs.
     pub fn set_up<D: Device>(
         &self,
         registry: &Registry,
@@ -40,8 +41,8 @@ pub enum Ready<'a, D: Device> {
 }
 
 impl<D: Device> Ready<'_, D> {
-    /// Enqueues all layers, with what has to be prepared from lengths on the device unless that is
-    /// `planned` already.
+    /// Enqueues all layers. Unless `planned`, this includes what has to be prepared from lengths on
+    /// the device.
     pub fn enqueue(&mut self, device: &D, planned: bool) -> Result<()> {
         match self {
             Self::Decode(work) => {
@@ -54,8 +55,9 @@ impl<D: Device> Ready<'_, D> {
         }
     }
 
-    /// Seconds that a plan takes which is made on the host, so that no graph can hold it: the
-    /// fastest of some, until it has arrived on the device. None where the device plans.
+    /// Returns the seconds that a plan takes if the host makes it, so that no graph can contain it.
+    /// It is the fastest of several plans, until the plan is on the device. Returns `None` if the
+    /// device plans.
     pub fn planning(&mut self, device: &D) -> Result<Option<f64>> {
         let Self::Decode(work) = self else {
             return Ok(None);
@@ -74,7 +76,7 @@ impl<D: Device> Ready<'_, D> {
         Ok(Some(fastest))
     }
 
-    /// True if a plan can be made ahead of the run.
+    /// True if a plan can be made before the run.
     pub const fn has_plan(&self) -> bool {
         matches!(self, Self::Decode(_))
     }

@@ -1,4 +1,4 @@
-//! The output of an attention, and the rows of it that are compared with the reference.
+//! The output of an attention, and the rows that are compared with the reference.
 
 use fastrand::Rng;
 use mla_runtime::Result;
@@ -11,13 +11,13 @@ use crate::bench::work::Attention;
 use crate::device::tensor::Tensor;
 use crate::run::deviation::{Compared, Errors, choose};
 
-/// Results, and where they are.
+/// The output and the log-sum-exp of an attention, on the device.
 pub(super) struct Outcome<D: Device> {
     out: Tensor<D>,
     lse: Tensor<D>,
 }
 
-/// A row of the results, by its token and head, and what it is in f64.
+/// A row by its token and head, and its result in f64.
 pub(super) type Expected = ((usize, usize), (Vec<f64>, f64));
 
 impl<D: Device> Outcome<D> {
@@ -48,7 +48,7 @@ impl<D: Device> Outcome<D> {
     }
 }
 
-/// The rows that are compared with the reference.
+/// Chooses the rows that are compared with the reference.
 pub(super) fn chosen(what: &Attention, count: usize) -> Vec<(usize, usize)> {
     let heads = what.config.problem.heads as usize;
     choose(
@@ -59,7 +59,7 @@ pub(super) fn chosen(what: &Attention, count: usize) -> Vec<(usize, usize)> {
     )
 }
 
-/// The request that a token belongs to.
+/// Returns the request that a token belongs to.
 pub(super) fn request_of(starts: &[i32], token: usize) -> usize {
     starts.partition_point(|start| *start as usize <= token) - 1
 }

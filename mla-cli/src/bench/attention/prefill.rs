@@ -1,4 +1,4 @@
-//! Expanded attention, to keys and values of each head.
+//! Expanded attention to keys and values of each head.
 
 use mla_conformance::reference::attend;
 use mla_runtime::Result;
@@ -30,7 +30,7 @@ pub struct Prefill<'a, D: Device> {
     query_lens: Vec<u32>,
     key_lens: Vec<u32>,
     query: Tensor<D>,
-    /// One of each per layer.
+    /// Keys and values of each layer.
     layers: Vec<KeysAndValues<D>>,
     starts: [D::Buffer; 2],
     outcome: Outcome<D>,
@@ -41,7 +41,7 @@ struct KeysAndValues<D: Device> {
     nope_numbers: Normal,
     rope_numbers: Normal,
     value_numbers: Normal,
-    /// `[Tk, H, P]`, and `[Tk, 1, R]` beside it; or both as `[Tk, H, P+R]`.
+    /// Keys `[Tk, H, P]` with `[Tk, 1, R]` in `rope`, or both together as `[Tk, H, P+R]`.
     keys: D::Buffer,
     rope: Option<D::Buffer>,
     values: D::Buffer,
@@ -135,8 +135,8 @@ impl<'a, D: Device> Prefill<'a, D> {
             let (state, metadata) = (&mut self.state, &self.metadata);
             let lens = HostLens::new(&self.query_lens, &self.key_lens);
             let chunk = (!self.causal).then_some((0, lens));
-            // SAFETY: the starts add up the requests' lengths, for which every tensor was made and
-            // the metadata prepared; state and metadata are this backend's.
+            // SAFETY: the starts are sums of the requests' lengths. Every tensor was made for
+            // these, and the metadata was prepared for them. State and metadata are this backend's.
             unsafe {
                 self.backend
                     .prefill(device, call.with_chunk(chunk), state, metadata)?;

@@ -1,4 +1,4 @@
-//! Measures a processor's speed in the products of each form, by a short run of both.
+//! Measures a CPU's speed in the GEMMs of each form, by a short run of both.
 
 use std::time::Instant;
 
@@ -20,13 +20,13 @@ use crate::error::CliError;
 const CONTEXT: u32 = 1024;
 const QUERIES: [u32; 2] = [16, 256];
 
-/// The maximal number of heads of the run: each takes the same time.
+/// The maximum number of heads of the run. All heads take the same time.
 const HEADS: u32 = 8;
 
-/// Samples of each, of which the fastest counts: others are slower because of what else goes on.
+/// Samples of each measurement. The fastest counts, since others are slower because of other work.
 const SAMPLES: usize = 3;
 
-/// The figures of this processor for a layer's dimensions, dtype and backends.
+/// Measures the figures of this CPU for a layer's dimensions, dtype and backends.
 pub(crate) fn calibrate<D: Stopwatch>(
     context: &BenchContext<'_, D>,
     flush: &mut D::Buffer,
@@ -62,13 +62,13 @@ pub(crate) fn calibrate<D: Stopwatch>(
                 seconds: begin.elapsed().as_secs_f64(),
             },
         },
-        // Something else took so long that more tokens took less.
+        // Other work took so long that more tokens seemed to take less time.
         Err(_) => Known::NOTHING,
     })
 }
 
-/// The two numbers that solve the linear equations: each row's products with them add up to its
-/// sum.
+/// Solves the linear equations for two numbers. The products of each row with them add up to the
+/// row's sum.
 fn solve([[a, b], [c, d]]: [[f64; 2]; 2], [first, second]: [f64; 2]) -> [f64; 2] {
     let determinant = a * d - b * c;
     [

@@ -1,4 +1,4 @@
-//! One row of a benchmark: set up, time, check.
+//! One row of a benchmark: set-up, timing and check.
 
 pub(crate) mod calibration;
 
@@ -21,27 +21,27 @@ pub struct Measured {
     /// Seconds with everything that a step has to enqueue when only queries, cache, block table and
     /// lengths are on the device.
     pub sampled: Sampled,
-    /// Seconds where the schedule exists already; absent where there is none to be made.
+    /// Seconds if the schedule exists already. Absent if there is no schedule to make.
     pub planned: Option<Summary>,
     pub errors: Errors,
 }
 
-/// The settings for taking samples: the protocol, the number of rounds, and a hook after each
-/// round, which takes the number of its samples.
+/// The settings for taking samples: the protocol, the number of rounds, and a hook. After each
+/// round, the hook is called with the number of the round's samples.
 pub(super) struct Sampling<'a> {
     pub protocol: &'a Protocol,
     pub rounds: usize,
     pub after_round: &'a mut dyn FnMut(usize) -> Result<(), CliError>,
 }
 
-/// The samples, and observations made meanwhile.
+/// The samples, and observations that were made meanwhile.
 pub struct Sampled {
     pub samples: Vec<f64>,
     /// The conditions of the first round.
     pub conditions: Conditions,
-    /// The code that was loaded for the kernels, if they were replayed.
+    /// The code that was loaded for the kernels, if they were replayed as a graph.
     pub loaded: Vec<Loaded>,
-    /// The peak of the first round: the hook after a round may need memory of its own.
+    /// The peak of the first round. The hook after a round may need memory of its own.
     pub peak_bytes: Option<u64>,
 }
 
@@ -80,12 +80,12 @@ impl Sampling<'_> {
     }
 }
 
-/// The samples of one of `rounds` rounds, as even as they can be.
+/// Returns the number of samples in one of `rounds` rounds, divided as evenly as possible.
 const fn share(samples: usize, rounds: usize, round: usize) -> usize {
     samples * (round + 1) / rounds - samples * round / rounds
 }
 
-/// Measures, and compares `rows` rows of the output with the reference.
+/// Measures a row, and compares `rows` rows of the output with the reference.
 pub(super) fn measure<D: Stopwatch>(
     context: &BenchContext<'_, D>,
     flush: &mut D::Buffer,

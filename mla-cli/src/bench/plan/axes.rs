@@ -66,7 +66,7 @@ pub(super) fn batches(settings: &Settings) -> Result<Vec<Batch>, CliError> {
     Ok(batches)
 }
 
-/// A model with dims and dtype of a sweep.
+/// A model of a sweep, with dims and dtype.
 pub(super) struct Model {
     pub parameters: Vec<(&'static str, String)>,
     pub config: ModelConfig,
@@ -145,7 +145,7 @@ fn named<T: Copy>(
     })
 }
 
-/// `512x128x64x128`: L, P, R, V.
+/// Parses `512x128x64x128`, which is L, P, R, V.
 fn read_dims(text: &str) -> Result<MlaDims, CliError> {
     let numbers: Option<Vec<u32>> = text
         .split('x')

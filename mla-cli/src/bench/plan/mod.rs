@@ -1,7 +1,8 @@
-//! The rows of settings: every combination, and every reason why one cannot run, before any does.
+//! The rows of the settings: every combination, and every reason why a row cannot run, before any
+//! does.
 //!
-//! `axes` reads the batches and models of a sweep, and `rows` collects what comes of them for each
-//! backend that is compared, for a `sweep` or for a file of `cases`.
+//! `axes` reads the batches and models of a sweep. `rows` collects the resulting rows for each
+//! backend of the comparison. They come from a `sweep` or from a file of `cases`.
 
 mod axes;
 pub(crate) mod rows;

@@ -1,5 +1,4 @@
-//! Rows as they are collected: the backends that are compared, and what is wrong with all rows
-//! together.
+//! Rows as they are collected: the compared backends, and errors that concern all rows together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +13,7 @@ use crate::device::About;
 use crate::device::stopwatch::Stopwatch;
 use crate::error::CliError;
 
-/// The backends, the device, and what is known of it.
+/// The backends, the device, and the facts about it.
 pub(crate) struct BenchContext<'a, D> {
     pub registry: &'a Registry,
     pub device: &'a D,
@@ -22,16 +21,16 @@ pub(crate) struct BenchContext<'a, D> {
     pub graphs: bool,
 }
 
-/// The maximal number of rows of one benchmark.
+/// The maximum number of rows of one benchmark.
 const MAX_ROWS: usize = 10_000;
 
-/// Rows as they are being collected.
+/// Rows that are being collected.
 pub(super) struct Rows<'a, D> {
     pub context: &'a BenchContext<'a, D>,
     pub settings: &'a Settings,
     pub contenders: Contenders<'a, D>,
     plans: Vec<RowPlan>,
-    /// A row that each key has an effect on, and a row that it has no effect on.
+    /// For each key, a row on which it has an effect, and a row on which it has none.
     used: BTreeMap<&'static str, String>,
     unused: BTreeMap<&'static str, String>,
 }
@@ -48,7 +47,7 @@ impl<'a, D: Stopwatch> Rows<'a, D> {
         }
     }
 
-    /// Adds a row, unless it would not fit into memory or is one too many.
+    /// Adds a row, unless it does not fit into memory or exceeds the maximum number.
     pub(super) fn push(&mut self, plan: RowPlan) -> Result<(), CliError> {
         if let Work::Attention(attention) = &plan.work {
             let about = self.context.about;
@@ -65,7 +64,7 @@ impl<'a, D: Stopwatch> Rows<'a, D> {
         Ok(())
     }
 
-    /// Notes whether keys have an effect on a batch.
+    /// Notes that keys have or do not have an effect on a batch.
     pub(super) fn note(&mut self, batch: &str, keys: &[&'static str], effective: bool) {
         let noted = if effective {
             &mut self.used
@@ -77,13 +76,13 @@ impl<'a, D: Stopwatch> Rows<'a, D> {
         }
     }
 
-    /// The rows, none of which a backend refuses, if every key and every name has an effect on
-    /// some.
+    /// Returns the rows if no backend refuses one of them, and if every key and every name has an
+    /// effect on a row.
     pub(super) fn finish(self) -> Result<Vec<RowPlan>, CliError> {
         for (key, values) in self.settings.given() {
             let idle = match (self.used.get(key), self.unused.get(key)) {
                 (None, Some(batch)) => Some(batch),
-                // Several values would give the same row several times.
+                // Several values would give equal rows.
                 (Some(_), Some(batch)) if values > 1 => Some(batch),
                 _ => None,
             };
@@ -106,7 +105,7 @@ impl<'a, D: Stopwatch> Rows<'a, D> {
     }
 }
 
-/// Lets the backends refuse what their spec does not say.
+/// Lets the backends refuse what their specs do not exclude.
 fn try_out<D: Stopwatch>(context: &BenchContext<'_, D>, plan: &RowPlan) -> Result<(), CliError> {
     let attention = match &plan.work {
         Work::Attention(attention) => attention,
@@ -127,7 +126,7 @@ fn try_out<D: Stopwatch>(context: &BenchContext<'_, D>, plan: &RowPlan) -> Resul
     Ok(())
 }
 
-/// Refuses what would not fit into memory, and what the backends would refuse when the step is
+/// Refuses a step that does not fit into memory, and one that the backends would refuse when it is
 /// set up.
 fn try_out_layer<D: Stopwatch>(
     context: &BenchContext<'_, D>,
@@ -139,7 +138,7 @@ fn try_out_layer<D: Stopwatch>(
     let prefill = registry.instantiate_prefill(step.prefill, device, &step.config)?;
     let decode = step.decode_backend(registry, device)?;
     let layer = MlaLayer::new(device, &step.config, prefill, decode)?;
-    // Each layer has a cache of its own.
+    // Each layer has its own cache.
     let plan = layer.memory_plan(&limits, step.layers as u32, workload.pages)?;
     context
         .about
@@ -152,7 +151,7 @@ fn try_out_layer<D: Stopwatch>(
 /// The name that stands for every backend that fits.
 pub(crate) const ALL: &str = "all";
 
-/// Finds backends by what the settings say of them.
+/// Finds the backends that the settings describe.
 pub(super) struct Contenders<'a, D> {
     context: &'a BenchContext<'a, D>,
     settings: &'a Settings,
@@ -169,7 +168,7 @@ impl<'a, D: Stopwatch> Contenders<'a, D> {
         }
     }
 
-    /// The backends of a phase that are to be compared.
+    /// Returns the backends of a phase to compare.
     pub(super) fn of(
         &mut self,
         problem: &Problem,
@@ -198,7 +197,7 @@ impl<'a, D: Stopwatch> Contenders<'a, D> {
                 continue;
             }
             let known = registry.get(phase, &name)?.spec.name;
-            // A backend that is asked for by name is accepted even if it has run nowhere.
+            // A backend that is named is accepted even if it has not been run on any GPU.
             let asked = match phase {
                 Phase::Prefill => request.clone().with_prefill(known),
                 Phase::Decode => request.clone().with_decode(known),
@@ -226,8 +225,8 @@ impl<'a, D: Stopwatch> Contenders<'a, D> {
         Ok(names)
     }
 
-    /// The names that the settings give for a phase, `all` among them; none if the best backend is
-    /// to be taken.
+    /// Returns the names that the settings give for a phase, which may include `all`. Returns
+    /// `None` if the best backend is used.
     fn given(&self, phase: Phase) -> Result<Option<Vec<String>>, CliError> {
         let (settings, registry) = (self.settings, self.context.registry);
         let own = match phase {
@@ -240,7 +239,7 @@ impl<'a, D: Stopwatch> Contenders<'a, D> {
         let Some(both) = &settings.backends else {
             return Ok(None);
         };
-        // A name of the other phase says nothing about this one.
+        // A backend name of the other phase does not affect this phase.
         let phases = [Phase::Decode, Phase::Prefill];
         let is_known =
             |name: &String| *name == ALL || phases.iter().any(|it| registry.get(*it, name).is_ok());

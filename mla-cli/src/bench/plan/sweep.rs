@@ -1,4 +1,4 @@
-//! The rows of a sweep, which are every combination of its keys' values, and those of a file of
+//! The rows of a sweep, which are all combinations of its keys' values, and those of a file of
 //! cases.
 
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ use crate::device::stopwatch::Stopwatch;
 use crate::error::CliError;
 use crate::run::workload;
 
-/// The rows of a sweep.
+/// Returns the rows of a sweep.
 pub(crate) fn sweep<D: Stopwatch>(
     context: &BenchContext<'_, D>,
     settings: &Settings,
@@ -63,7 +63,8 @@ pub(crate) fn sweep<D: Stopwatch>(
     sweep.rows.finish()
 }
 
-/// The rows of a file of cases: R1's dimensions and pages of 64, with numbers as its protocol says.
+/// Returns the rows of a file of cases: R1's dimensions and pages of 64, with numbers as its
+/// protocol says.
 pub(crate) fn cases<D: Stopwatch>(
     context: &BenchContext<'_, D>,
     settings: &Settings,
@@ -79,10 +80,10 @@ pub(crate) fn cases<D: Stopwatch>(
     sweep.rows.finish()
 }
 
-/// The longest extension that is speculative decode.
+/// The maximum number of new tokens that count as speculative decode.
 const MAX_SPECULATIVE_LEN: u32 = 16;
 
-/// The phase of a batch, by the kinds of its requests.
+/// Returns the phase of a batch, by the kinds of its requests.
 fn phase_of(spec: &BatchSpec) -> Option<Phase> {
     let decode = |r: &Request| r.q < r.kv && r.q <= MAX_SPECULATIVE_LEN;
     if spec.requests().iter().all(decode) {
@@ -98,10 +99,10 @@ fn phase_of(spec: &BatchSpec) -> Option<Phase> {
     }
 }
 
-/// Batches and models on their way to rows.
+/// A sweep whose batches and models become rows.
 struct Sweep<'a, D> {
     rows: Rows<'a, D>,
-    /// The keys that tell cases apart, and those that tell contenders apart.
+    /// The keys that distinguish cases, and those that distinguish contenders.
     compared: [Vec<&'static str>; 2],
 }
 
@@ -130,7 +131,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
                     "a value, with --topk",
                     format!("one only {}", effective(key)),
                 )),
-                // Sparse attention is absorbed, whatever the phase.
+                // Sparse attention is absorbed in both phases.
                 (_, None) => self.attention(model, problem, batch, Phase::Decode, Some(lists)),
             };
         }
@@ -206,7 +207,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
         Ok(())
     }
 
-    /// The rows of a step of R1's layer.
+    /// Adds the rows for a step of R1's layer.
     fn step_of(&mut self, case: &Case, problem: &Problem) -> Result<(), CliError> {
         let requests = case.requests.iter();
         let requests: Vec<String> = requests.map(|r| format!("q{}s{}", r.q, r.kv)).collect();
@@ -277,7 +278,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
 
     fn layer(&mut self, model: &Model, problem: &Problem, batch: &Batch) -> Result<(), CliError> {
         let settings = self.rows.settings;
-        // Before its pages are dealt out.
+        // This comes before the batch's pages are made.
         let layers = f64::from(settings.layers.unwrap_or(1));
         let bytes = layers * workload::bytes(&batch.spec, problem);
         self.rows
@@ -317,8 +318,8 @@ impl<D: Stopwatch> Sweep<'_, D> {
         Ok(())
     }
 
-    /// The maximal number of new tokens of a request that every decode backend of the comparison
-    /// takes, for the queries of the layer.
+    /// Returns the maximum number of new tokens of a request that every decode backend of the
+    /// comparison accepts, for the queries of the layer.
     fn longest_decode(&mut self, problem: &Problem) -> Result<u32, CliError> {
         let (registry, target) = (
             self.rows.context.registry,
@@ -346,7 +347,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
         let config = LayerConfig::new(problem, model.config.softmax_scale() as f32);
         let mut prefills = self.rows.contenders.of(&problem, Phase::Prefill)?;
         let mut decodes = self.rows.contenders.of(&problem, Phase::Decode)?;
-        // Several backends are compared only for the paths that the batch takes.
+        // Several backends are compared only for the paths that the batch uses.
         if paths.expanded.is_empty() {
             prefills.truncate(1);
         }
@@ -388,7 +389,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
         Paths { absorbed, expanded }: &Paths<'_>,
     ) {
         let (route, query_chunk) = (layer.route, layer.query_chunk);
-        // The other path of a comparison of paths need not be touched.
+        // In a comparison of paths, the path not taken need not be used.
         let [on_absorbed, on_expanded] =
             [Route::Absorbed, Route::Expanded].map(|path| route == Some(path));
         for (keys, effective) in [
@@ -450,7 +451,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
     }
 }
 
-/// The problem with the graph support that it takes.
+/// Returns the problem with the graph support that it needs.
 const fn with_graphs(problem: Problem, graphs: bool, phase: Phase) -> Problem {
     let graphs = match (graphs, phase, problem.query_len) {
         (false, ..) => GraphSupport::Never,
@@ -472,7 +473,7 @@ struct LayerSettings {
     num_splits: Option<u32>,
 }
 
-/// Each value, or none where the key is not given.
+/// Returns each value, or `None` if the key is not given.
 fn optional<T: Copy>(list: &Option<Vec<T>>) -> Vec<Option<T>> {
     list.as_ref()
         .map_or(vec![None], |list| list.iter().copied().map(Some).collect())
@@ -485,7 +486,7 @@ fn splits(number: Option<u32>) -> impl Iterator<Item = (&'static str, String)> {
 }
 
 impl LayerSettings {
-    /// The parameters that a row shows.
+    /// Returns the parameters that a row shows.
     fn parameters(self) -> Vec<(&'static str, String)> {
         let mut parameters = match self.route {
             Some(route) => vec![("path", route.name().to_owned())],
@@ -503,7 +504,7 @@ impl LayerSettings {
     }
 }
 
-/// The requests of a batch on either path of the layer.
+/// The requests of a batch on the two paths of the layer.
 struct Paths<'b> {
     absorbed: Vec<&'b Request>,
     expanded: Vec<&'b Request>,
@@ -516,8 +517,8 @@ impl<'b> Paths<'b> {
         Self { absorbed, expanded }
     }
 
-    /// The query lengths of the requests for decode backends: single, uniform or ragged. With
-    /// `chunk` they are given in chunks.
+    /// Returns the query lengths that decode backends get: single, uniform or ragged. With `chunk`,
+    /// requests are divided into chunks.
     fn query_len(&self, chunk: Option<u32>) -> QueryLen {
         let longest = self.absorbed.iter().map(|r| r.q).max().unwrap_or(0);
         match (longest, chunk) {
@@ -531,7 +532,7 @@ impl<'b> Paths<'b> {
         }
     }
 
-    /// The backends that run, of two.
+    /// Returns the names of those of the two backends that run.
     fn backends(&self, prefill: &str, decode: &str) -> String {
         match (self.absorbed.is_empty(), self.expanded.is_empty()) {
             (true, _) => prefill.to_owned(),

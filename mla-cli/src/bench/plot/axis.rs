@@ -1,8 +1,8 @@
-//! Logarithmic axes with labels that can be read.
+//! Logarithmic axes with readable labels.
 
 use std::ops::Range;
 
-/// Labels closer than this fraction of an axis would run into each other.
+/// Labels closer than this fraction of an axis would overlap.
 const CLOSEST: f64 = 0.055;
 
 /// One axis: its name with its unit, its range, and the values that get a label.
@@ -13,8 +13,8 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// An axis for values that were chosen: each of them gets a label if there is room. `within`
-    /// are further values that the axis must hold.
+    /// Makes an axis for chosen values. Each of them gets a label if there is room. The axis must
+    /// also contain the values in `within`.
     pub(super) fn chosen(name: &str, values: &[f64], within: &[f64]) -> Self {
         let range = span(values.iter().chain(within));
         let mut ticks: Vec<f64> = values.to_vec();
@@ -27,7 +27,7 @@ impl Axis {
         }
     }
 
-    /// An axis for values that were found: labels at round numbers.
+    /// Makes an axis for measured values, with labels at round numbers.
     pub(super) fn found(name: &str, values: &[f64]) -> Self {
         let range = span(values.iter());
         Self {
@@ -37,7 +37,8 @@ impl Axis {
         }
     }
 
-    /// The axis with a label at a value within its range, in place of those too close to it.
+    /// Adds a label at a value within the axis's range, and removes labels that are too close to
+    /// it.
     pub(super) fn with_tick(mut self, value: f64) -> Self {
         let min = closest(&self.range);
         self.ticks.retain(|tick| (tick / value).ln().abs() >= min);
@@ -47,7 +48,8 @@ impl Axis {
     }
 }
 
-/// The unit in which such times, given in microseconds, have few digits, and its microseconds.
+/// Returns a unit in which these times, given in microseconds, have few digits, and the unit's
+/// microseconds.
 pub(super) fn time_unit(microseconds: &[f64]) -> (&'static str, f64) {
     match microseconds.iter().copied().fold(0.0, f64::max) {
         max if max >= 1e7 => ("s", 1e6),
@@ -56,14 +58,15 @@ pub(super) fn time_unit(microseconds: &[f64]) -> (&'static str, f64) {
     }
 }
 
-/// The minimum and the maximum of some numbers above 0, with room around them.
+/// Returns the range of some positive numbers, with room around them.
 fn span<'a>(numbers: impl Iterator<Item = &'a f64> + Clone) -> Range<f64> {
     let min = numbers.clone().copied().fold(f64::INFINITY, f64::min);
     let max = numbers.copied().fold(0.0, f64::max);
     min / 1.5..max * 1.5
 }
 
-/// 1, 2 and 5 times powers of ten within a range; every digit and a half if these are too few.
+/// Returns 1, 2 and 5 times powers of ten within a range. If these are too few, all digits and half
+/// digits are used.
 fn round(range: &Range<f64>) -> Vec<f64> {
     let exponents = range.start.log10().floor() as i32..=range.end.log10().ceil() as i32;
     let multiples = |steps: &[f64]| -> Vec<f64> {
@@ -80,13 +83,12 @@ fn round(range: &Range<f64>) -> Vec<f64> {
     multiples(&fine)
 }
 
-/// The minimal logarithm of the ratio of two labels that do not run into each other.
+/// Returns the minimum logarithm of the ratio of two labels that do not overlap.
 fn closest(range: &Range<f64>) -> f64 {
     CLOSEST * (range.end / range.start).ln()
 }
 
-/// Thins out rising values so that their labels do not run into each other. The first is always
-/// kept.
+/// Removes ascending values whose labels would overlap. The first value is always kept.
 fn apart(range: &Range<f64>, values: Vec<f64>) -> Vec<f64> {
     let min = closest(range);
     let mut kept: Vec<f64> = Vec::new();
@@ -98,11 +100,11 @@ fn apart(range: &Range<f64>, values: Vec<f64>) -> Vec<f64> {
     kept
 }
 
-/// A number on an axis, as short as it can be.
+/// Formats a number on an axis, as short as possible.
 pub(super) fn tick(value: &f64) -> String {
     let value = (value * 1e4).round() / 1e4;
     match value {
-        // Powers of two are how people name lengths.
+        // People name lengths by powers of two.
         v if v >= 1024.0 && v % 1024.0 == 0.0 => format!("{}k", v / 1024.0),
         v if v >= 1e6 => format!("{}M", v / 1e6),
         v => format!("{v}"),
@@ -142,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_level_has_a_label() {
-        // These ratios had one at 0.95 in its place.
+        // For these ratios, the axis had a label at 0.95 instead of 1.
         let axis = Axis::found("ratio", &[1.016, 1.8]).with_tick(1.0);
         assert!(axis.ticks.contains(&1.0), "{:?}", axis.ticks);
         assert_eq!(apart(&axis.range, axis.ticks.clone()), axis.ticks);

@@ -1,4 +1,4 @@
-//! One chart: curves over two axes, and a legend beside them that covers nothing.
+//! One chart: curves over two axes, with a legend beside them that covers no data.
 
 use plotters::coord::combinators::BindKeyPoints;
 use plotters::prelude::*;
@@ -7,15 +7,15 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use super::axis::{Axis, tick};
 use super::{Area, Drawn};
 
-/// Pixels of a chart at least, and of a line of its legend.
+/// Minimum height of a chart, and height of a line of its legend, in pixels.
 const HEIGHT: u32 = 560;
 const LINE: u32 = 20;
 
-/// Pixels of the legend, and what is above its first line.
+/// Width of the legend, and the space above its first line, in pixels.
 const LEGEND: u32 = 330;
 const ABOVE_LEGEND: u32 = 50;
 
-/// Okabe and Ito's colours, which people with any colour vision tell apart.
+/// Okabe and Ito's colours, which people with any colour vision can distinguish.
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -31,7 +31,7 @@ pub(super) struct Chart {
     pub x: Axis,
     pub y: Axis,
     pub curves: Vec<Curve>,
-    /// Words beside points.
+    /// Labels beside points.
     pub names: Vec<((f64, f64), String)>,
 }
 
@@ -51,7 +51,7 @@ impl Curve {
 /// The form in which a curve is drawn.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Form {
-    /// A line without points: nothing was measured at its ends.
+    /// A line without points, since nothing was measured at its ends.
     Line,
     /// Points without a line between them.
     Points,
@@ -60,7 +60,7 @@ pub(super) enum Form {
 }
 
 impl Chart {
-    /// Its height in pixels: a long legend makes it higher.
+    /// Returns the height in pixels. A long legend makes the chart higher.
     pub(super) fn height(&self) -> u32 {
         HEIGHT.max(ABOVE_LEGEND + LINE * (self.curves.len() as u32 + 1))
     }
@@ -101,7 +101,7 @@ impl Chart {
             style.draw(&left, curve.form, curve.points.iter().map(pixel).collect())?;
             style.explain(&legend, curve)?;
         }
-        // A name goes to the right of its point, or to the left, if it covers nothing there.
+        // A name goes to the right or to the left of its point, if it covers nothing there.
         let (plot, _) = chart.plotting_area().get_pixel_range();
         let (start, end) = (plot.start - base.0, plot.end - base.0);
         let points = self.names.iter().map(|(point, _)| pixel(point));
@@ -141,8 +141,8 @@ impl Pixels {
     }
 }
 
-/// The look of the curve of a number: its colour and, if these are used up, the shape of its
-/// points.
+/// The look of the curve with this number: its colour and, if all colours are used, the shape of
+/// its points.
 #[derive(Clone, Copy)]
 struct CurveStyle(usize);
 
@@ -185,7 +185,7 @@ impl CurveStyle {
         Ok(())
     }
 
-    /// The curve's line of the legend.
+    /// Draws the curve's line of the legend.
     fn explain<B: DrawingBackend>(self, legend: &Area<'_, B>, curve: &Curve) -> Drawn
     where
         B::ErrorType: 'static,
@@ -235,7 +235,7 @@ mod tests {
         Curve::new(name, vec![(1.0, y), (100.0, y), (1e4, y)], form)
     }
 
-    /// Horizontal positions of the elements that begin with `element`.
+    /// Returns horizontal positions of the elements that begin with `element`.
     fn places(svg: &str, element: &str, attribute: &str) -> Vec<u32> {
         let found = svg.split(element).skip(1);
         found
@@ -263,7 +263,7 @@ mod tests {
         }
     }
 
-    /// The names that a chart with these named points writes.
+    /// Returns the names that a chart with these named points shows.
     fn written(names: Vec<((f64, f64), String)>) -> Vec<String> {
         let svg = svg(Vec::new(), names.clone());
         let names = names.into_iter().map(|(_, name)| name);
@@ -277,14 +277,14 @@ mod tests {
         let at = |x, y, name: &str| ((x, y), name.to_owned());
         let far = vec![at(10.0, 10.0, "a name"), at(10.0, 1000.0, "far")];
         assert_eq!(written(far), ["a name", "far"]);
-        // The third has no room on either side.
+        // The third name has no room on either side.
         let row = vec![
             at(10.0, 10.0, "right of it"),
             at(9.0, 10.0, "left"),
             at(9.5, 10.0, "between"),
         ];
         assert_eq!(written(row), ["right of it", "left"]);
-        // To the right there is the end of the axis.
+        // The axis ends to the right of the point.
         let edge = vec![at(1e4, 10.0, "a long name at the end of its axis")];
         assert_eq!(written(edge.clone()), [edge[0].1.clone()]);
     }
@@ -299,7 +299,7 @@ mod tests {
             )
             .len()
         };
-        // The points, and one in the legend.
+        // There are three points, and one more in the legend.
         assert_eq!(marks(Form::Both), 4);
         assert_eq!(marks(Form::Points), 4);
         assert_eq!(marks(Form::Line), 0);

@@ -1,5 +1,5 @@
-//! Drawings of a result: roofline, time by what varies, crossover; whichever it has the figures
-//! for.
+//! Drawings of a result: roofline, time by the varying parameter, and crossover. Each is drawn if
+//! the result has the figures for it.
 
 mod axis;
 mod chart;
@@ -38,7 +38,7 @@ pub(crate) fn check(path: &Path) -> Result<(), CliError> {
     }
 }
 
-/// Points by group over two logarithmic axes, and a level that they are held against.
+/// Points by group over two logarithmic axes, and a level to compare them with.
 pub struct Scatter {
     pub caption: String,
     pub x: String,
@@ -52,7 +52,7 @@ pub(crate) fn draw(path: &Path, report: &Report) -> Result<(), CliError> {
     draw_charts(path, &panels::of(report))
 }
 
-/// Writes the drawing of a report's roofline, and of points.
+/// Writes the drawing of a report's roofline and of further points.
 pub fn draw_with(path: &Path, report: &Report, scatters: &[Scatter]) -> Result<(), CliError> {
     let scatters = scatters.iter().map(panels::scatter);
     let charts: Vec<Chart> = panels::roofline_of(report)
@@ -75,7 +75,7 @@ fn draw_charts(path: &Path, charts: &[Chart]) -> Result<(), CliError> {
 fn load_font() {
     static FONT: Once = Once::new();
     FONT.call_once(|| {
-        // The font is whole; if it were not, drawing text would say so.
+        // The font is complete. If it were not, drawing text would fail.
         let _ = register_font(
             "sans-serif",
             FontStyle::Normal,
@@ -84,7 +84,7 @@ fn load_font() {
     });
 }
 
-/// The charts, one below the other.
+/// Draws the charts, one below the other.
 fn draw_on<B: DrawingBackend>(root: Area<'_, B>, charts: &[Chart]) -> Drawn
 where
     B::ErrorType: 'static,

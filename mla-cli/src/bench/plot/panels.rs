@@ -1,4 +1,4 @@
-//! The charts that a report has the figures for.
+//! The charts for which a report has the figures.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,13 +9,13 @@ use crate::bench::ceilings::Ceilings;
 use crate::bench::record::{Crossover, Report, Row};
 use crate::table::{counted, number};
 
-/// More names than that would cover the points.
+/// More names than this would cover the points.
 const MAX_NAMES: usize = 30;
 
-/// The charts of a report, in the order in which they are drawn.
+/// Returns the charts of a report, in the order in which they are drawn.
 pub(super) fn of(report: &Report) -> Vec<Chart> {
     let mut charts = Vec::from_iter(roofline_of(report));
-    // Single points are worth drawing only if there is nothing else.
+    // Single points are drawn only if there is nothing else.
     if report.crossovers.is_empty() {
         let times = times(&report.rows);
         let any_curve = times.curves.iter().any(|curve| curve.points.len() > 1);
@@ -27,13 +27,13 @@ pub(super) fn of(report: &Report) -> Vec<Chart> {
     charts
 }
 
-/// The roofline, if ceilings are known.
+/// Returns the roofline, if ceilings are known.
 pub(super) fn roofline_of(report: &Report) -> Option<Chart> {
     let ceilings = report.ceilings.as_ref()?;
     (!report.rows.is_empty()).then(|| roofline(ceilings, &report.rows))
 }
 
-/// Points by group, and the level across.
+/// Returns a chart of points by group, with the level across.
 pub(super) fn scatter(scatter: &Scatter) -> Chart {
     let points = || scatter.series.iter().flat_map(|(_, points)| points);
     let xs: Vec<f64> = points().map(|point| point.0).collect();
@@ -101,7 +101,7 @@ fn roofline(ceilings: &Ceilings, rows: &[Row]) -> Chart {
     }
 }
 
-/// A size of a batch, a candidate for the x axis.
+/// A size of a batch that may become the x axis.
 #[derive(Clone, Copy)]
 struct Size {
     axis: &'static str,
@@ -112,7 +112,7 @@ struct Size {
 
 const QUERY_AXIS: &str = "query tokens per request";
 
-/// The sizes. The first is the axis if several take as many values.
+/// The sizes. If several have the same number of values, the first one becomes the axis.
 const SIZES: [Size; 3] = [
     Size {
         axis: "kv tokens per request",
@@ -134,7 +134,7 @@ const SIZES: [Size; 3] = [
     },
 ];
 
-/// Names a row's curve: its contender, and the other parameters that vary.
+/// Returns a function that names a row's curve by its contender and the other parameters that vary.
 fn naming<'a>(rows: &'a [Row], others: &'a [Size]) -> impl Fn(&Row) -> String + use<'a> {
     let parameters: BTreeSet<&String> = rows.iter().flat_map(|row| row.parameters.keys()).collect();
     let varying: Vec<&String> = parameters
@@ -156,14 +156,16 @@ fn naming<'a>(rows: &'a [Row], others: &'a [Size]) -> impl Fn(&Row) -> String + 
     }
 }
 
-/// Time over the size that takes the most values, a curve for everything else that varies.
+/// Returns a chart of time over the size with the most values, with a curve for each combination of
+/// the other parameters that vary.
 fn times(rows: &[Row]) -> Chart {
     let values = |size: &Size| rows.iter().map(size.of).collect::<BTreeSet<_>>().len();
-    // `max_by_key` would take the last of equals.
+    // The order is reversed, since `max_by_key` would take the last of equal sizes.
     let places = (0..SIZES.len()).rev();
     let x = places.max_by_key(|at| values(&SIZES[*at])).unwrap_or(0);
     let x = SIZES[x];
-    // A size that x decides (the query length of a fresh prompt is its kv length) names no curve.
+    // A size that follows from x does not name a curve: the query length of a fresh prompt is its
+    // kv length.
     let differs = |size: &Size| {
         let of_x: BTreeMap<usize, usize> =
             rows.iter().map(|it| ((x.of)(it), (size.of)(it))).collect();
@@ -173,7 +175,7 @@ fn times(rows: &[Row]) -> Chart {
     let name = naming(rows, &others);
     let medians: Vec<f64> = rows.iter().map(|row| row.us.median).collect();
     let (unit, microseconds) = time_unit(&medians);
-    // In the order of the rows, which is that of their numbers.
+    // The curves are in the order of the rows, which is that of their numbers.
     let mut series: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
     for row in rows {
         let (name, point) = (

@@ -1,7 +1,7 @@
-//! The settings of a benchmark, from arguments and sweep files: the same keys in both.
+//! The settings of a benchmark, from arguments and sweep files, which have the same keys.
 //!
-//! A key that takes a list is an axis: a benchmark has a row for every combination. An argument
-//! takes the place of the file's key.
+//! A key with a list of values is an axis: a benchmark has a row for every combination. An argument
+//! replaces the file's value for the same key.
 
 mod range;
 mod refusals;
@@ -23,12 +23,13 @@ use crate::args::{list_width, natural, positive, samples, warm_up};
 use crate::device::DeviceName;
 use crate::error::CliError;
 
-/// The keys that tell cases apart if they have several values: a case is what is to be computed.
+/// The keys that distinguish cases if they have several values. A case is what has to be computed.
 pub(super) const OF_CASE: [&str; 8] = [
     "model", "dims", "dtype", "heads", "kv", "topk", "lists", "valid",
 ];
 
-/// The keys that tell contenders apart, beside their names: a contender is how it is done.
+/// The keys that distinguish contenders, besides their names. A contender is a way to compute a
+/// case.
 pub(super) const OF_CONTENDER: [&str; 7] = [
     "page",
     "split_cache",
@@ -39,7 +40,7 @@ pub(super) const OF_CONTENDER: [&str; 7] = [
     "num_splits",
 ];
 
-/// The keys that have an effect on some rows alone, and the condition.
+/// The keys that have an effect only on some rows, and the condition for it.
 const EFFECTS: [(&str, &str); 11] = [
     ("kv", FROM_CACHE),
     ("page", FROM_CACHE),
@@ -66,7 +67,7 @@ const FROM_CACHE: &str = "where something is read from the cache, which a fresh 
 const ABSORBED: &str = "where a batch has requests on the absorbed path";
 const LAYER: &str = "where the layer is timed";
 
-/// The condition under which a key has an effect.
+/// Returns the condition under which a key has an effect.
 pub(super) fn effective(key: &str) -> &'static str {
     let known = EFFECTS.iter().find(|(name, _)| *name == key);
     known.map_or("", |(_, condition)| *condition)
@@ -79,10 +80,10 @@ pub const SEED: u32 = 1;
 #[derive(clap::Args, Clone, Default, Debug, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// The topic of the sweep; in files only.
+    /// The topic of the sweep. Only files have this key.
     #[arg(skip)]
     pub description: Option<String>,
-    /// Batches, as `mla spec` reads them. A name in braces stands for the numbers of its range:
+    /// Batches in the form of `mla spec`. A name in braces stands for the numbers of its range:
     /// `{b}q1s{s}k`.
     #[arg(value_name = "SPEC")]
     pub batches: Vec<String>,
@@ -90,11 +91,11 @@ pub struct Settings {
     #[arg(long = "range", value_name = "NAME=RANGE")]
     #[serde(skip)]
     pub range: Vec<String>,
-    /// The same, in files.
+    /// The ranges of a file.
     #[arg(skip)]
     pub ranges: BTreeMap<String, RangeSetting>,
-    /// Subject of the timing [default: attention alone for decodes of up to 16 new tokens and for
-    /// prefills without context, and the layer for any other batch and for a key of the layer's].
+    /// Part to time [default: the attention alone for decodes of up to 16 new tokens and for
+    /// prefills without context, otherwise the layer; the layer, too, if one of its keys is given].
     #[arg(long, value_name = "WHAT")]
     pub measure: Option<Measure>,
     /// Device to run on [default: cpu].
@@ -133,8 +134,8 @@ pub struct Settings {
     #[arg(long, value_name = "SWITCH", value_delimiter = ',')]
     #[serde(deserialize_with = "list")]
     pub split_cache: Option<Vec<Switch>>,
-    /// Entries of each query token's list of slots: attention is then sparse, absorbed and alone
-    /// [default: to the whole context].
+    /// Number of entries of each query token's list of slots. Attention is then sparse and
+    /// absorbed, and measured alone [default: attend to the whole context].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = list_width)]
     #[serde(deserialize_with = "list")]
     pub topk: Option<Vec<u32>>,
@@ -142,12 +143,13 @@ pub struct Settings {
     #[arg(long, value_name = "KIND", value_delimiter = ',')]
     #[serde(deserialize_with = "list")]
     pub lists: Option<Vec<ListKind>>,
-    /// Entries of a list that name a slot, if the context has that many; the others are -1
-    /// [default: all].
+    /// Number of entries of a list that name a slot, if the context is long enough. The others are
+    /// -1 [default: all].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = list_width)]
     #[serde(deserialize_with = "list")]
     pub valid: Option<Vec<u32>>,
-    /// Backends to compare, each in its phase; `all` is all that fit [default: the best that fits].
+    /// Backends to compare, each in its phase. `all` stands for all that fit [default: the best
+    /// that fits].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     #[serde(deserialize_with = "list")]
     pub backends: Option<Vec<String>>,
@@ -169,8 +171,9 @@ pub struct Settings {
     )]
     #[serde(deserialize_with = "list")]
     pub decode: Option<Vec<String>>,
-    /// Paths that the whole batch is sent on, whatever the threshold. With both, the query length
-    /// at which expanding becomes the faster one is found [default: by the threshold].
+    /// Paths to send the whole batch on, in place of the threshold's choice. With both paths, the
+    /// crossover is found: the query length at which expanding becomes faster [default: by the
+    /// threshold].
     #[arg(
         long,
         value_name = "PATH",
@@ -179,12 +182,12 @@ pub struct Settings {
     )]
     #[serde(deserialize_with = "list")]
     pub path: Option<Vec<Route>>,
-    /// Maximal number of new tokens of a request on the absorbed path [default: the crossover, but
-    /// no more than the decode backends take].
+    /// Maximum number of new tokens of a request on the absorbed path [default: the crossover, but
+    /// no more than the decode backends accept].
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = natural)]
     #[serde(deserialize_with = "list")]
     pub threshold: Option<Vec<u32>>,
-    /// Requests on the absorbed path go to the backend in chunks of this many query tokens.
+    /// Divide requests on the absorbed path into chunks of this many query tokens.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = positive)]
     #[serde(deserialize_with = "list")]
     pub query_chunk: Option<Vec<u32>>,
@@ -192,30 +195,31 @@ pub struct Settings {
     #[arg(long, value_name = "W", value_delimiter = ',', value_parser = positive)]
     #[serde(deserialize_with = "list")]
     pub rows: Option<Vec<u32>>,
-    /// Give the layer its tensors in an order of the engine's own, the last request first, of which
-    /// it copies rows by an index, or in the order of the step [default: off].
+    /// Give the layer its tensors in the engine's own order or in the order of the step. In the
+    /// engine's own order, the last request comes first, and the layer copies rows by an index
+    /// [default: off].
     #[arg(long, value_name = "SWITCH", value_delimiter = ',')]
     #[serde(deserialize_with = "list")]
     pub own_rows: Option<Vec<Switch>>,
-    /// Parts at most into which the decode backend divides each request's rows, if it lets others
-    /// decide [default: its own choice].
+    /// Maximum number of parts into which the decode backend divides each request's rows, if the
+    /// backend accepts such a limit [default: its own choice].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]
     #[serde(deserialize_with = "list")]
     pub num_splits: Option<Vec<u32>>,
-    /// Layers that run one after another in each sample, with caches of their own; times are per
-    /// layer [default: 1].
+    /// Number of layers that run one after another in each sample, each with its own cache. Times
+    /// are per layer [default: 1].
     #[arg(long, value_name = "N", value_parser = positive)]
     pub layers: Option<u32>,
     /// Timed runs of each row [default: 30].
     #[arg(long, value_name = "N", value_parser = samples)]
     pub samples: Option<u32>,
-    /// Runs of each row that do not count [default: 3].
+    /// Untimed runs of each row before the samples [default: 3].
     #[arg(long, value_name = "N", value_parser = warm_up)]
     pub warm_up: Option<u32>,
-    /// Replay a CUDA graph, or not [default: on for a GPU].
+    /// Replay a CUDA graph [default: on for a GPU].
     #[arg(long)]
     pub graphs: Option<Switch>,
-    /// Fill the caches with something else before every sample, or not [default: on].
+    /// Fill the hardware caches with other data before every sample [default: on].
     #[arg(long)]
     pub cold_cache: Option<Switch>,
     /// Output rows of each row's last layer that are compared with attention in f64 [default: 16].
@@ -227,7 +231,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The settings of a file, each replaced by the one in `self` if that is given.
+    /// Returns the settings of a file, each replaced by the one in `self` if that is given.
     pub fn over(self, path: &Path) -> Result<Self, CliError> {
         let refused = |message| CliError::file("--config", path, message);
         let text = read_text(path, "a sweep file, as in mla-cli/sweeps").map_err(refused)?;
@@ -242,7 +246,7 @@ impl Settings {
         }
         let mut keys = file.keys();
         keys.extend(self.keys());
-        // They were made of settings, which are written as they are read.
+        // The values were made from settings, which are written in the form in which they are read.
         let merged: Self = serde_json::from_value(keys.into()).expect("these are settings");
         Ok(Self {
             range: self.range,
@@ -250,7 +254,7 @@ impl Settings {
         })
     }
 
-    /// All defaults, on a device.
+    /// Returns the default settings on a device.
     pub fn on(device: DeviceName) -> Self {
         Self {
             device: Some(device),
@@ -258,7 +262,8 @@ impl Settings {
         }
     }
 
-    /// The lists of sparse attention, every combination; one absence where attention is dense.
+    /// Returns all combinations of the lists of sparse attention, or one `None` if attention is
+    /// dense.
     pub fn lists(&self) -> Result<Vec<Option<Lists>>, CliError> {
         let Some(widths) = &self.topk else {
             let argument = match (&self.lists, &self.valid) {
@@ -287,7 +292,7 @@ impl Settings {
         Ok(all)
     }
 
-    /// The numbers of each name, by arguments and file.
+    /// Returns the numbers of each name, from arguments and file.
     pub(crate) fn ranges(&self) -> Result<BTreeMap<String, Range>, CliError> {
         let mut ranges = BTreeMap::new();
         for (name, range) in &self.ranges {
@@ -312,9 +317,9 @@ impl Settings {
         Ok(ranges)
     }
 
-    /// The keys that are given, and their values.
+    /// Returns the given keys with their values.
     pub fn keys(&self) -> Map<String, Value> {
-        // Strings, numbers and lists.
+        // The values are strings, numbers and lists.
         let Ok(Value::Object(mut keys)) = serde_json::to_value(self) else {
             unreachable!("settings are an object");
         };
@@ -326,15 +331,14 @@ impl Settings {
         keys
     }
 
-    /// Every key that was given and that has an effect on some rows alone, and the number of its
-    /// values.
+    /// Returns every given key that has an effect only on some rows, with the number of its values.
     pub fn given(&self) -> Vec<(&'static str, usize)> {
         let keys = self.keys();
         let count = |(key, _)| Some((key, keys.get(key)?.as_array()?.len()));
         EFFECTS.into_iter().filter_map(count).collect()
     }
 
-    /// The keys among these that have several values.
+    /// Returns those of the keys that have several values.
     pub fn several(&self, of: &[&'static str]) -> Vec<&'static str> {
         let keys = self.keys();
         let values = |key: &str| keys.get(key).and_then(Value::as_array).map_or(0, Vec::len);
@@ -348,7 +352,7 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase())
 }
 
-/// The name and the numbers of a range as an argument has them.
+/// Splits a range in an argument into its name and its numbers.
 fn split_range(given: &str) -> Result<(&str, &str), CliError> {
     let parts = given.split_once('=').filter(|(name, _)| is_name(name));
     parts.ok_or_else(|| {

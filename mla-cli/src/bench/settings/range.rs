@@ -2,17 +2,17 @@
 
 use std::str::FromStr;
 
-/// The max number of specs that one template may expand to.
+/// The maximum number of specs that one template may expand to.
 pub(crate) const MAX_SPECS: usize = 1 << 16;
 
-/// The numbers that a name stands for, in order: not empty.
+/// The numbers that a name stands for, in order. There is at least one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Range {
     pub(crate) numbers: Vec<u32>,
 }
 
 impl Range {
-    /// These numbers.
+    /// Makes a range of these numbers.
     ///
     /// # Errors
     ///
@@ -21,7 +21,8 @@ impl Range {
         Self { numbers }.checked()
     }
 
-    /// `start`, `start + step` and so on up to `stop`, which is one of them if the steps meet it.
+    /// Makes the range `start`, `start + step` and so on up to `stop`. It includes `stop` if a step
+    /// reaches it.
     ///
     /// # Errors
     ///
@@ -38,7 +39,8 @@ impl Range {
         .checked()
     }
 
-    /// `start`, `start · factor` and so on up to `stop`, which is one of them if they meet it.
+    /// Makes the range `start`, `start · factor` and so on up to `stop`. It includes `stop` if a
+    /// step reaches it.
     ///
     /// # Errors
     ///
@@ -70,7 +72,7 @@ impl Range {
     }
 }
 
-/// At most the first 40 characters, so that an error stays readable whatever was given.
+/// Returns at most the first 40 characters, so that an error stays readable for any input.
 pub(super) fn shortened(text: &str) -> String {
     match text.char_indices().nth(40) {
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -1,4 +1,4 @@
-//! Limits of the settings, whether arguments or a file gave them.
+//! Limits of the settings, from arguments as well as from a file.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::{OF_CASE, OF_CONTENDER, Settings};
 use crate::args::{MAX_LIST_WIDTH, MAX_SAMPLES};
 use crate::error::CliError;
 
-/// The arguments that say what a file of cases says itself.
+/// The arguments for properties that a file of cases itself defines.
 const BESIDE_CASES: [&str; 17] = [
     "--measure",
     "--model",
@@ -27,7 +27,7 @@ const BESIDE_CASES: [&str; 17] = [
     "--num-splits",
 ];
 
-/// The keys of numbers, and the minimum and maximum of each.
+/// The keys with numbers, and the minimum and maximum of each.
 const BOUNDS: [(&str, u32, u32); 11] = [
     ("heads", 1, u32::MAX),
     ("page", 1, u32::MAX),
@@ -43,7 +43,7 @@ const BOUNDS: [(&str, u32, u32); 11] = [
 ];
 
 impl Settings {
-    /// Refuses what a file of cases says itself.
+    /// Refuses settings for properties that a file of cases itself defines.
     pub fn refuse_beside_cases(&self) -> Result<(), CliError> {
         let keys = self.keys();
         let has = |argument: &str| keys.contains_key(&argument[2..].replace('-', "_"));
@@ -64,8 +64,8 @@ impl Settings {
         }
     }
 
-    /// Checks the settings of a file against the ranges that arguments are checked against when
-    /// they are read. Returns the number that is refused, and the reason.
+    /// Checks the settings of a file against the ranges that the parser checks for arguments.
+    /// Returns the first refused number with the reason.
     pub fn number_out_of_range(&self) -> Option<String> {
         let keys = self.keys();
         BOUNDS.into_iter().find_map(|(key, min, max)| {
@@ -82,7 +82,7 @@ impl Settings {
         })
     }
 
-    /// Refuses a value that stands twice on an axis: it would give the same rows again.
+    /// Refuses a value that occurs twice on an axis, since it would give equal rows.
     pub fn refuse_repetitions(&self) -> Result<(), CliError> {
         let keys = self.keys();
         let others = ["backends", "prefill", "decode", "path"];

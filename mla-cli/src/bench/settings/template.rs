@@ -1,8 +1,9 @@
-//! Many batch specs in one line: a spec with names in braces, and the numbers that each stands for.
+//! Many batch specs in one line: a spec with names in braces, and the numbers of each name.
 //!
-//! `{b}q1s{s}k` with b = 1, 8 and s = 4, 16 is `1q1s4k`, `1q1s16k`, `8q1s4k`, `8q1s16k`: every
-//! combination, the first name varying slowest. A name is one or more letters a to z and stands for
-//! the same number wherever it occurs. Numbers come as a [`Range`]. Errors are sentences.
+//! `{b}q1s{s}k` with b = 1, 8 and s = 4, 16 is `1q1s4k`, `1q1s16k`, `8q1s4k`, `8q1s16k`. These are
+//! all combinations, and the first name varies slowest. A name is one or more letters a to z and
+//! stands for the same number wherever it occurs. Its numbers are a [`Range`]. Errors are
+//! sentences.
 
 use std::str::FromStr;
 
@@ -13,25 +14,25 @@ use crate::batch::{BatchSpec, BatchSpecError};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Template {
     text: String,
-    /// The text before, between and behind the names: one more than `places`.
+    /// The text before, between and behind the names, one piece more than `places` has entries.
     literals: Vec<String>,
-    /// The name at each place.
+    /// The name at each place, as an index.
     places: Vec<usize>,
     names: Vec<String>,
 }
 
 impl Template {
-    /// The names, in the order in which they first occur.
+    /// Returns the names, in the order in which they first occur.
     pub(crate) fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// Every combination, the first name varying slowest.
+    /// Returns every combination. The first name varies slowest.
     ///
     /// # Errors
     ///
-    /// If there is not one range for each name, there are more than [`MAX_SPECS`] combinations, or
-    /// one of them is no batch spec.
+    /// If the number of ranges is not that of the names, if there are more than [`MAX_SPECS`]
+    /// combinations, or if one of them is not a batch spec.
     pub(crate) fn expand(&self, ranges: &[Range]) -> Result<Vec<BatchSpec>, String> {
         if ranges.len() != self.names.len() {
             let (given, accepted) = (ranges.len(), self.names.len());
@@ -81,7 +82,7 @@ impl Template {
 impl FromStr for Template {
     type Err = String;
 
-    /// Finds the names; whether the rest is a batch spec shows when it is expanded.
+    /// Finds the names. The rest is checked as a batch spec only when it is expanded.
     fn from_str(text: &str) -> Result<Self, String> {
         let (mut literals, mut places, mut names) = (Vec::new(), Vec::new(), Vec::<String>::new());
         let mut from = 0;
@@ -234,7 +235,7 @@ mod tests {
             prop_assert_eq!(specs, expected);
         }
 
-        /// A range has the numbers that its definition says, and no others.
+        /// A range has exactly the numbers of its definition.
         #[test]
         fn ranges_have_the_numbers_of_their_definition(
             start in 1u32..500, stop in 1u32..500, by in 2u32..9,
@@ -252,7 +253,7 @@ mod tests {
             prop_assert_eq!(range.map(|range| range.numbers).unwrap_or_default(), multiplied);
         }
 
-        /// A template without names is its spec.
+        /// A template without names expands to its text.
         #[test]
         fn text_without_names_is_itself(text in "[0-9qsk_]{0,16}") {
             let template: Template = text.parse().unwrap();

@@ -1,4 +1,4 @@
-//! The values of keys, and how files say them.
+//! The values of keys, and their form in files.
 
 use clap::ValueEnum;
 use serde::de::Error as _;
@@ -9,9 +9,9 @@ use super::range::Range;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Switch {
-    /// Yes.
+    /// The switch is on.
     On,
-    /// No.
+    /// The switch is off.
     Off,
 }
 
@@ -24,7 +24,7 @@ impl Switch {
     }
 }
 
-/// The subject of the timing.
+/// The part to time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Measure {
@@ -61,17 +61,17 @@ impl Route {
                  step or factor"
 )]
 pub enum RangeSetting {
-    /// One number.
+    /// A single number.
     One(u32),
-    /// These numbers.
+    /// A list of numbers.
     List(Vec<u32>),
-    /// A text as in an argument.
+    /// A text in the form of an argument.
     Text(String),
     /// The numbers from `start` to `stop`.
     Steps(Steps),
 }
 
-/// The numbers from `start` by `step`, 1 if left out, or by `factor`, up to `stop`.
+/// The numbers from `start` up to `stop`, by `step` (1 if left out) or by `factor`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Steps {
@@ -102,7 +102,7 @@ impl RangeSetting {
 
 impl<'de> Deserialize<'de> for Switch {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Some readers of YAML take the words for truth values.
+        // Some YAML parsers read these words as truth values.
         #[derive(Deserialize)]
         #[serde(untagged, expecting = "accepted: on or off")]
         enum Given {
@@ -123,7 +123,7 @@ impl<'de> Deserialize<'de> for Switch {
     }
 }
 
-/// One value, or several.
+/// Reads one value, or a list of them.
 pub(super) fn list<'de, D, T>(deserializer: D) -> Result<Option<Vec<T>>, D::Error>
 where
     D: Deserializer<'de>,
@@ -147,8 +147,8 @@ where
     }
 }
 
-/// Describes the fault in a line of a file, for the writer of the file. The message of the YAML
-/// reader is for programmers.
+/// Describes the fault in a line of a file for the person who wrote the file. The message of the
+/// YAML reader is for programmers.
 pub(super) fn fault(error: &serde_saphyr::Error) -> String {
     use serde_saphyr::Error as Yaml;
     let error = error.without_snippet();

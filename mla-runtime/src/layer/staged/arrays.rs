@@ -1,4 +1,4 @@
-//! The arrays of a step: written on the host, uploaded, and seen on the device.
+//! The arrays of a step. The host writes and uploads them, and the device reads them.
 
 use std::ops::Range;
 
@@ -13,14 +13,15 @@ use crate::layer::step_plan::StepPlan;
 use crate::tensor::{ArrayRef, BlockTable};
 
 impl StagedStep {
-    // Every number below fits its array's integers, by the checks of the limits and the plan.
+    // Every number below fits its array's integer type, as the checks of the limits and the plan
+    // ensure.
     pub(super) fn write_arrays(&mut self, plan: &StepPlan) {
         self.write_chunks();
         let (layout, staging) = (&self.layout, &mut self.staging);
         let requests = plan.requests();
         write(staging, &layout.slots, self.slots.iter().copied());
         let positions = requests.iter().flat_map(|request| {
-            // Padding has no place of its own.
+            // Padding has no positions of its own.
             let first = i64::from(request.context_len());
             (0..i64::from(request.q)).map(move |token| first + token)
         });
@@ -50,7 +51,8 @@ impl StagedStep {
         write(staging, &layout.token_rows, rows.iter().copied());
     }
 
-    /// Writes query starts, key starts and token starts of each chunk, or of the one call.
+    /// Writes query starts, key starts and token starts of each chunk. If there are no chunks,
+    /// writes those of the one call for context and new tokens.
     fn write_chunks(&mut self) {
         let expanded = &self.expanded_starts;
         let mut chunks = Writer::new(&mut self.staging, &self.layout.chunks);
@@ -74,7 +76,7 @@ impl StagedStep {
         }
     }
 
-    /// Copies what this step uses of the arrays.
+    /// Uploads the part of the arrays that this step uses.
     pub(in crate::layer) fn upload<D: Device>(
         &self,
         device: &D,
@@ -114,7 +116,7 @@ impl StagedStep {
         array::<D, _>(arrays, &self.layout.positions, self.tokens)
     }
 
-    /// The factors of these tokens, if the problem has any.
+    /// The scale factors of these tokens, if the problem has any.
     pub(in crate::layer) fn query_scales<'a, D: Device>(
         &self,
         arrays: D::Bytes<'a>,
@@ -133,7 +135,7 @@ impl StagedStep {
         array::<D, _>(arrays, &self.layout.expanded_starts, len)
     }
 
-    /// The token of each row and the row of each token, of rows that are not in order.
+    /// The token of each row and the row of each token, if rows are out of order.
     pub(in crate::layer) fn row_index<'a, D: Device>(
         &self,
         arrays: D::Bytes<'a>,
@@ -189,7 +191,7 @@ fn write<T: Pod>(staging: &mut [u8], range: &Range<usize>, values: impl Iterator
     Writer::new(staging, range).extend(values);
 }
 
-/// Writes numbers one behind the other.
+/// Writes numbers one after another.
 struct Writer<'a> {
     bytes: &'a mut [u8],
     at: usize,

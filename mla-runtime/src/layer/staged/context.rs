@@ -1,5 +1,5 @@
-//! The context of a step's requests on the expanded path: in one call with the new tokens, or in
-//! chunks.
+//! The context of a step's requests on the expanded path. It is attended to in chunks, or in one
+//! call together with the new tokens.
 
 use std::ops::Range;
 
@@ -14,11 +14,11 @@ use crate::plan::slots::SKIPPED;
 use crate::spec::{Feature, Problem};
 use crate::tensor::ArrayRef;
 
-/// One attention to rows of the cache, on the device: to a chunk of the context, or to all of it
-/// and the new tokens.
+/// One attention to rows of the cache. The rows are a chunk of the context, or all context and the
+/// new tokens.
 pub(in crate::layer) struct StepChunk<'a, D: Device> {
     pub(in crate::layer) chunk: Option<(usize, HostLens<'a>)>,
-    /// Its queries, among the tokens of the expanded path.
+    /// The queries, as a range of the tokens on the expanded path.
     pub(in crate::layer) tokens: Range<usize>,
     pub(in crate::layer) gather: GatherRows<'a, D>,
     pub(in crate::layer) query_starts: ArrayRef<'a, D, i32>,
@@ -27,15 +27,15 @@ pub(in crate::layer) struct StepChunk<'a, D: Device> {
     pub(in crate::layer) max_key_len: usize,
 }
 
-/// The array elements of a chunk with this many segments.
+/// The number of array elements of a chunk with this number of segments.
 pub(super) fn chunk_elements(segments: usize) -> usize {
     3 * segments + 2
 }
 
 impl StagedStep {
-    /// Divides the context of the requests on the expanded path, for which the limits have room.
+    /// Divides the context of the requests on the expanded path. The limits have room for it.
     pub(super) fn plan_context(&mut self, problem: &Problem, expanded: &[Request]) -> Result<()> {
-        // A request without new tokens needs none of its context.
+        // The context of a request without new tokens is not needed.
         let context_len = |request: &Request| match request.q {
             0 => 0,
             _ => request.context_len(),
@@ -54,18 +54,18 @@ impl StagedStep {
             return Ok(());
         }
         let lens: Vec<u32> = expanded.iter().map(context_len).collect();
-        // Less than 2³¹, as checked with the limits.
+        // Less than 2³¹, as the check of the limits ensures.
         let rows = self.limits.context_rows as u32;
         let limits = ChunkLimits::new(rows, problem.page_size).with_own_cuts(own_cuts);
         self.context = plan_chunks(&lens, &limits)?;
         Ok(())
     }
 
-    /// Returns true if the requests of the expanded path can attend to context and new tokens by
-    /// one causal call, which takes less time than two and a merge. All of these keys are then
-    /// gathered from the cache. Every new token therefore has to be written, the cache must hold
-    /// rows unquantised, and all rows have to fit at once; the others' rows as well, which is why a
-    /// batch-invariant layer does not do so.
+    /// Returns true if one causal call can cover context and new tokens of the requests on the
+    /// expanded path. This takes less time than two calls and a merge. All keys are then gathered
+    /// from the cache. Every new token must therefore be written, the cache must hold unquantised
+    /// rows, and the rows of all requests must fit at once. Because of the last condition, a
+    /// batch-invariant layer never does this.
     fn fits_one_call(&self, problem: &Problem, expanded: &[Request]) -> bool {
         let with_tokens = expanded.iter().filter(|request| request.q > 0);
         let rows: u64 = with_tokens.map(|request| u64::from(request.kv)).sum();
@@ -75,7 +75,7 @@ impl StagedStep {
             && 4 * chunk_elements(expanded.len()) <= self.layout.chunks.len()
     }
 
-    /// A chunk, with what its call needs.
+    /// A chunk, and what its call needs.
     pub(in crate::layer) fn chunk<'a, D: Device>(
         &'a self,
         index: usize,
@@ -93,7 +93,7 @@ impl StagedStep {
         })
     }
 
-    /// If context and new tokens are attended to by one call: what it needs.
+    /// The call for context and new tokens, if there is only one.
     pub(in crate::layer) fn one_call<'a, D: Device>(
         &'a self,
         arrays: D::Bytes<'a>,
@@ -107,8 +107,8 @@ impl StagedStep {
         }
     }
 
-    /// The call of these requests to the gathered rows of each, whose numbers stand at `index`
-    /// among those of chunks.
+    /// The call of these requests to their gathered rows. `index` is the index of the call's
+    /// numbers among those of the chunks.
     fn gathered<'a, D: Device>(
         &'a self,
         index: usize,

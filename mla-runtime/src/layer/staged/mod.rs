@@ -1,5 +1,5 @@
-//! A step as a workspace stages it: the plan's facts that calls ask for, and the arrays that tell
-//! the device.
+//! A step as a workspace stages it: facts of the plan for calls, and arrays that describe the step
+//! to the device.
 
 mod arrays;
 mod context;
@@ -19,7 +19,7 @@ use crate::room::{with_room, zeros};
 use crate::spec::Problem;
 use crate::{Error, Result};
 
-/// A step as the host knows it, and the bytes that tell the device.
+/// A step as the host knows it, with the bytes of the device's arrays.
 pub(super) struct StagedStep {
     limits: StepLimits,
     query_scaling: Option<QueryScaling>,
@@ -29,31 +29,33 @@ pub(super) struct StagedStep {
     tokens: usize,
     /// The slot of each new token.
     slots: Vec<i64>,
-    /// The slots that are written, in order.
+    /// The slots that are written, sorted.
     written: Vec<i64>,
     requests: usize,
-    /// The requests on the absorbed path come first.
+    /// The number of requests on the absorbed path. They come first.
     absorbed_requests: usize,
     absorbed_tokens: usize,
     max_absorbed_query_len: usize,
     max_seq_len: usize,
-    /// The new tokens and all tokens of each request on the absorbed path.
+    /// The numbers of new tokens and of all tokens of each request on the absorbed path.
     absorbed_query_lens: Vec<u32>,
     absorbed_seq_lens: Vec<u32>,
     dense_within: u32,
-    /// The new tokens of each request on the expanded path, and where they begin among them.
+    /// The number of new tokens of each request on the expanded path, and the index of its first
+    /// new token on that path.
     expanded_query_lens: Vec<u32>,
     expanded_starts: Vec<usize>,
-    /// The keys of each of these requests in the call of its new tokens: these, or its context,
-    /// too.
+    /// The number of keys of each of these requests in the call for its new tokens: the new tokens,
+    /// or also its context.
     expanded_key_lens: Vec<u32>,
-    /// True if context and new tokens are attended to in one causal call; then there are no chunks.
+    /// True if one causal call covers context and new tokens. There are no chunks then.
     context_in_one_call: bool,
     context: Vec<ContextChunk>,
     /// The start of each chunk's numbers in the array of chunks, and the end of the last.
     chunk_starts: Vec<usize>,
     longest: usize,
-    /// One past the largest page that the step names: what the cache must have.
+    /// One more than the largest page number in the step. The cache must have at least this number
+    /// of pages.
     pages_end: usize,
     order: RowOrder,
     causal: bool,
@@ -92,8 +94,8 @@ impl StagedStep {
         })
     }
 
-    /// Takes up a plan, which may have been made for other layers and limits, and writes the
-    /// arrays.
+    /// Stages a plan and writes the arrays. The plan may have been made for other layers and
+    /// limits.
     pub(super) fn stage(&mut self, problem: &Problem, plan: &StepPlan) -> Result<()> {
         self.prepared = false;
         check_problem(problem, plan)?;
@@ -146,11 +148,11 @@ impl StagedStep {
         Ok(())
     }
 
-    /// Notes the lengths of the requests on each path.
+    /// Stores the lengths of the requests on each path.
     fn stage_lens(&mut self, plan: &StepPlan) {
         let requests = plan.requests();
         let (absorbed, expanded) = requests.split_at(plan.absorbed());
-        // Less than 2³¹, as checked with the limits.
+        // Less than 2³¹, as the check of the limits ensures.
         let room = (self.limits.pages_per_request * plan.problem().page_size as usize) as u32;
         let max_len = plan.max_len().map_or(0, |len| len.min(room));
         let longest = |lens: &mut dyn Iterator<Item = u32>| lens.max().unwrap_or(0) as usize;
@@ -174,8 +176,8 @@ impl StagedStep {
         replace(&mut self.expanded_starts, starts);
     }
 
-    /// Notes the slots. Two tokens in one would leave there what is written last, which is any of
-    /// them on a GPU.
+    /// Stores the slots. Two tokens with one slot are refused: the last write would win, and on a
+    /// GPU that could be either.
     fn stage_slots(&mut self, plan: &StepPlan) -> Result<()> {
         replace(&mut self.slots, plan.slots());
         if plan.has_own_pages() {
@@ -206,8 +208,8 @@ impl StagedStep {
         ))
     }
 
-    /// Called when the arrays are uploaded and the backends have prepared. Until then there is no
-    /// step, also if one of them panics.
+    /// Marks the step as prepared, after the arrays are uploaded and the backends have prepared.
+    /// Before that there is no valid step, even if a backend panics.
     pub(super) fn set_prepared(&mut self) {
         self.prepared = true;
     }
@@ -232,7 +234,7 @@ impl StagedStep {
         self.pages_end
     }
 
-    /// The rows of a call's tensors.
+    /// The number of rows in a call's tensors.
     pub(super) fn call_rows(&self) -> usize {
         self.order.rows()
     }
@@ -242,7 +244,8 @@ impl StagedStep {
         self.order.span()
     }
 
-    /// Returns true if a call's tensors have the rows of the step's tokens alone, in order.
+    /// Returns true if the rows of a call's tensors are exactly those of the step's tokens in
+    /// order.
     pub(super) fn is_packed(&self) -> bool {
         self.order.is_packed()
     }
@@ -260,13 +263,13 @@ impl StagedStep {
         }
     }
 
-    /// True if tokens of the absorbed path see their request up to themselves; a single new token
-    /// sees all of it either way.
+    /// Returns true if tokens on the absorbed path see only the tokens up to themselves. A single
+    /// new token sees its whole request in both cases.
     pub(super) fn absorbed_causal(&self) -> bool {
         self.causal || self.max_absorbed_query_len <= 1
     }
 
-    /// True if tokens of the expanded path see their request up to themselves.
+    /// Returns true if tokens on the expanded path see only the tokens up to themselves.
     pub(super) fn expanded_causal(&self) -> bool {
         self.causal || self.max_expanded_query_len() <= 1
     }
@@ -280,13 +283,13 @@ impl StagedStep {
         self.dense_within as usize
     }
 
-    /// The max number of tokens of a request, and of one while the step is replayed.
+    /// The maximum number of tokens of a request, in this step and in replays of it.
     pub(super) fn longest(&self) -> usize {
         self.longest
     }
 }
 
-/// Refuses a plan for layers of another problem, as far as it decided over the plan.
+/// Refuses a plan for layers of another problem, if the difference affects the plan.
 fn check_problem(problem: &Problem, plan: &StepPlan) -> Result<()> {
     let theirs = plan.problem();
     let own = problem
@@ -306,13 +309,13 @@ fn check_problem(problem: &Problem, plan: &StepPlan) -> Result<()> {
     Ok(())
 }
 
-/// Fills a list anew.
+/// Replaces the contents of a list.
 fn replace<T>(list: &mut Vec<T>, values: impl Iterator<Item = T>) {
     list.clear();
     list.extend(values);
 }
 
-/// Returns the starts of parts of these lengths, one behind the other, and the end of the last.
+/// Returns the starts of consecutive parts with these lengths, and the end of the last.
 fn starts(lens: impl Iterator<Item = u32>) -> impl Iterator<Item = i32> {
     let mut end = 0;
     std::iter::once(0).chain(lens.map(move |len| {
@@ -338,7 +341,7 @@ mod tests {
         }
     }
 
-    // Limits, and a batch that keeps to them, with as little room for context as there can be.
+    // Limits, and a batch that respects them, with the least possible room for context.
     fn steps() -> impl Strategy<Value = (StepLimits, u32, Vec<Request>)> {
         let page = prop_oneof![Just(1u32), Just(3), Just(16)];
         (page, 1usize..12, 1usize..9, 0usize..70, 0usize..5).prop_flat_map(
@@ -358,7 +361,7 @@ mod tests {
     }
 
     proptest! {
-        /// No step within the limits is too large for the arrays, whatever its chunks.
+        /// Every step within the limits fits into the arrays, whatever its chunks are.
         #[test]
         fn every_step_within_the_limits_fits((limits, page, requests) in steps()) {
             let entries = requests.len() * limits.pages_per_request;
@@ -406,7 +409,7 @@ mod tests {
             let plan = StepPlan::in_order(&problem(16), &limits, 2, 0, &requests).unwrap();
             let plan = plan.with_max_len(Some(80));
             step.stage(&problem(16), &plan).unwrap();
-            // A graph would have captured this: places, counts, and the longest length.
+            // A graph would capture these: places, counts, and the longest length.
             places.push((
                 format!("{:?}", step.layout),
                 step.absorbed_requests(),

@@ -1,4 +1,4 @@
-//! The rows of a staged step's tensors, and an index of them if they are not in order.
+//! The rows of a staged step's tensors, with an index if they are out of order.
 
 use std::ops::Range;
 
@@ -10,13 +10,14 @@ use crate::{Error, Result};
 
 /// The rows of a step's tensors.
 pub(super) struct RowOrder {
-    /// The max number of rows that an index has room for.
+    /// The maximum number of rows for which an index has room.
     limit: usize,
-    /// The rows of the tensors.
+    /// The number of rows in the tensors.
     rows: usize,
-    /// The rows of the step's tokens, if they are in order. If not, an index says which each has.
+    /// The rows of the step's tokens, if they are in order. Otherwise an index has the row of each
+    /// token.
     span: Option<Range<usize>>,
-    /// The row of each token, of an indexed step.
+    /// The row of each token, if the step has an index.
     of_tokens: Vec<i64>,
     /// The token of each row, or [`SKIPPED`].
     tokens: Vec<i64>,
@@ -37,7 +38,7 @@ impl RowOrder {
         })
     }
 
-    /// Takes up the rows of a plan, which checked that none is outside or shared.
+    /// Stages the rows of a plan. The plan has checked that no row is out of range or shared.
     pub(super) fn stage(&mut self, plan: &StepPlan) -> Result<()> {
         self.rows = plan.tensor_rows();
         self.span = plan.span();
@@ -72,12 +73,13 @@ impl RowOrder {
         self.span.clone()
     }
 
-    /// The index of each row and of each token, for the device: none if the rows are in order.
+    /// The index of each row and of each token, for the device. It is empty if the rows are in
+    /// order.
     pub(super) fn index(&self) -> [&[i64]; 2] {
         [&self.tokens, &self.of_tokens]
     }
 
-    /// Returns true if the tensors have the rows of the step's tokens alone, in order.
+    /// Returns true if the rows are exactly those of the step's tokens in order.
     pub(super) fn is_packed(&self) -> bool {
         self.span == Some(0..self.rows)
     }

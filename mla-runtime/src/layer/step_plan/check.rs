@@ -8,16 +8,17 @@ use crate::plan::slots::HostIndex;
 use crate::spec::Problem;
 use crate::{Error, Result};
 
-/// The way in which requests come into a plan.
+/// The origin of a plan's requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Origin {
-    /// An engine's, in any order: each writes to pages of its own, and none is padding.
+    /// An engine's requests, in any order. Each writes to pages of its own, and none is padding.
     Engine,
-    /// In order, with padding, and with pages that several may write to.
+    /// Requests in order, with padding, and with pages to which several may write.
     Raw,
 }
 
-/// Refuses requests that contradict themselves or each other; one past the largest page.
+/// Refuses requests that contradict themselves or each other. Returns one more than the largest
+/// page number.
 pub(super) fn requests<T: HostIndex>(
     problem: &Problem,
     limits: &StepLimits,
@@ -41,7 +42,7 @@ pub(super) fn requests<T: HostIndex>(
                 let given = format!("{entry} at [{index}][{place}]");
                 Error::argument("requests.pages", given, accepted)
             })?;
-            // A page is 0 or above.
+            // A page number is 0 or above.
             pages_end = pages_end.max(number as usize + 1);
         }
     }
@@ -90,7 +91,8 @@ fn check_lens<T: HostIndex>(
     Ok(())
 }
 
-/// The request that writes each page, and the page's place among its own; refuses a second one.
+/// Returns the request that writes each page, and the index of the page in that request. Refuses a
+/// second writer of a page.
 fn writers<T: HostIndex>(
     page: u32,
     requests: &[StepRequest<'_, T>],
@@ -113,16 +115,16 @@ fn writers<T: HostIndex>(
     Ok(writers)
 }
 
-/// Refuses a page that one request writes and another one reads at another place of its own, since
-/// the new tokens would overwrite tokens that the other attends to. At the same place it is a
-/// shared prefix, which may be written by the step that reads it.
+/// Refuses a page that one request writes and another one reads at a different index. The new
+/// tokens would overwrite tokens that the other request attends to. At the same index the page is a
+/// shared prefix. The same step may write and read it.
 fn check_reads<T: HostIndex>(
     page: u32,
     requests: &[StepRequest<'_, T>],
     writers: &HashMap<i32, (usize, usize)>,
 ) -> Result<()> {
-    // A step writes few of the pages. Sixteen bits for each page that is written tell nearly all
-    // others apart.
+    // A step writes few of the pages. Sixteen bits for each written page are enough to recognise
+    // almost all other pages quickly.
     let bits = (16 * writers.len()).next_power_of_two().max(64);
     let mut marks = vec![0u64; bits / 64];
     let bit = |entry: i32| (entry as u32).wrapping_mul(0x9e37_79b1) as usize % bits;

@@ -1,4 +1,5 @@
-//! The plan of a step: an engine's requests, ordered, split and checked, with block tables.
+//! The plan of a step: an engine's requests, checked, ordered and divided between the paths, with
+//! block tables.
 
 mod check;
 mod padding;
@@ -17,22 +18,22 @@ use crate::room::with_room;
 use crate::spec::{Problem, QueryLen};
 use crate::{Error, Result};
 
-/// A request of a step, as an engine's scheduler has it.
+/// A request of a step, from the engine's scheduler.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct StepRequest<'a, T = i32> {
-    /// The tokens that the step brings: all of a prompt, a part of it, one token, or a token and
-    /// its drafts.
+    /// The number of new tokens in the step: a whole prompt, a part of it, one token, or a token
+    /// and its drafts.
     pub new_tokens: u32,
-    /// The tokens that there will then be: those in the cache and the new ones.
+    /// The total number of tokens after the step: those in the cache and the new ones.
     pub total: u32,
-    /// The pages of those tokens, in order, in any integer type of [`HostIndex`]. There may be
-    /// more.
+    /// The pages of these tokens in order, in any integer type of [`HostIndex`]. There may be more
+    /// pages than needed.
     pub pages: &'a [T],
 }
 
 impl<'a, T: HostIndex> StepRequest<'a, T> {
-    /// `new_tokens` more, which make `total` in these pages.
+    /// A request with `new_tokens` new tokens and `total` tokens in all, in these pages.
     pub const fn new(new_tokens: u32, total: u32, pages: &'a [T]) -> Self {
         Self {
             new_tokens,
@@ -50,9 +51,8 @@ impl<'a, T: HostIndex> StepRequest<'a, T> {
     }
 }
 
-/// A planned step: requests in the order in which a layer takes them, checked, with the path of
-/// each and the rows of its tokens. [`Workspace::prepare`](super::Workspace::prepare)
-/// takes it.
+/// A planned step. Its requests are checked and in the order that a layer needs. Each has its path,
+/// and the rows of its tokens. [`Workspace::prepare`](super::Workspace::prepare) takes the plan.
 ///
 /// ```
 /// # use mla_runtime::layer::{StepPlan, StepRequest};
@@ -70,31 +70,31 @@ impl<'a, T: HostIndex> StepRequest<'a, T> {
 /// ```
 #[derive(Clone, Debug)]
 pub struct StepPlan {
-    /// The problem whose layers it is for.
+    /// The problem of the layers that the plan is for.
     problem: Problem,
-    /// The max number of requests, padding included.
+    /// The maximum number of requests, padding included.
     limit: usize,
-    /// In the order of the layer.
+    /// The requests in the order of the layer.
     requests: Vec<Request>,
-    /// The number of these on the absorbed path, the first ones.
+    /// The number of requests on the absorbed path. They come first.
     absorbed: usize,
     /// The places of the padding that [`Self::padded_to`] has added.
     padding: Range<usize>,
     /// The numbers of the other requests, in the order of the layer.
     order: Vec<usize>,
-    /// The rows of each request by number, as they were given.
+    /// The rows of each request, by its number in the given order.
     rows: Vec<Range<usize>>,
-    /// The first row of each request in the order of the layer, and the number of rows, if rows are
-    /// in an order of the engine's own.
+    /// The first row of each request in the order of the layer, and the number of rows. Present if
+    /// rows are in the engine's own order.
     own_rows: Option<(Vec<usize>, usize)>,
     /// `[requests, max_pages]`, in the order of the layer.
     tables: Vec<i32>,
     max_pages: usize,
-    /// One past the largest page.
+    /// One more than the largest page number.
     pages_end: usize,
-    /// For each token, true if it is written; `None`: all that are no padding.
+    /// For each token, true if it is written; `None` if all tokens except padding are written.
     written: Option<Vec<bool>>,
-    /// The way in which the requests came, which says what was checked of their pages.
+    /// The origin of the requests. It determines which checks of their pages were made.
     origin: Origin,
     dense_within: u32,
     causal: bool,
@@ -102,9 +102,9 @@ pub struct StepPlan {
 }
 
 impl StepPlan {
-    /// [`Self::new`] without a workspace: for layers of this problem, steps within these limits,
-    /// and requests of at most `threshold` new tokens on the absorbed path. A larger threshold
-    /// counts as [`decode_query_len`](StepLimits::decode_query_len).
+    /// Plans as [`Self::new`] does, but without a workspace. The plan is for layers of this problem
+    /// and steps within these limits. Requests of at most `threshold` new tokens take the absorbed
+    /// path. A larger threshold counts as [`decode_query_len`](StepLimits::decode_query_len).
     ///
     /// # Errors
     ///
@@ -118,7 +118,7 @@ impl StepPlan {
         Self::ordered(problem, limits, threshold, 0, requests)
     }
 
-    /// Plans an engine's requests, which are in any order.
+    /// Plans an engine's requests, which may be in any order.
     pub(super) fn ordered<T: HostIndex>(
         problem: &Problem,
         limits: &StepLimits,
@@ -130,20 +130,21 @@ impl StepPlan {
         Self::planned(&paths, requests, Origin::Engine)
     }
 
-    /// The raw origin: takes requests in the order in which they stand, and checks what the kernels
-    /// rely on alone. Requests of the absorbed path come first, all others behind them, as
-    /// [`plan::split`](crate::plan::split) orders them. A request whose total is 0 is padding: its
-    /// tokens attend to nothing, and their outputs are 0. (In sparse problems they attend to what
-    /// their lists name, as other tokens do; lists of an [`Indexer`](crate::indexer::Indexer) name
-    /// nothing.) Several requests may write to one page, each to slots of its own.
+    /// Takes requests in the given order, and checks only what the kernels rely on. Requests on the
+    /// absorbed path must come first, as [`plan::split`](crate::plan::split) orders them. A request
+    /// whose total is 0 is padding: its tokens attend to nothing, and their outputs are 0. (In
+    /// sparse problems they attend to the slots in their lists, as other tokens do. Lists of an
+    /// [`Indexer`](crate::indexer::Indexer) have no slots for them.) Several requests may write to
+    /// one page, each to slots of its own.
     ///
-    /// The threshold is as in [`Self::within`], and `dense_within` as in [`Self::sparse`].
+    /// The threshold has the same meaning as in [`Self::within`], and `dense_within` as in
+    /// [`Self::sparse`].
     ///
     /// # Errors
     ///
-    /// If a request contradicts itself, has too few pages or is out of order, or if there are more
-    /// requests, tokens or pages than the limits say.
-    /// [`Workspace::prepare`](super::Workspace::prepare) refuses two tokens in one slot.
+    /// If a request contradicts itself, has too few pages or is out of order, or if the limits have
+    /// no room for the requests, tokens or pages. [`Workspace::prepare`](super::Workspace::prepare)
+    /// refuses two tokens with one slot.
     pub fn in_order<T: HostIndex>(
         problem: &Problem,
         limits: &StepLimits,
@@ -180,8 +181,8 @@ impl StepPlan {
             order,
             rows: vec![0..0; requests.len()],
             own_rows: None,
-            // Every request's row is as wide as the longest one's: more than their own pages in
-            // all.
+            // The table row of every request is as wide as that of the longest one. The table is
+            // therefore larger than the sum of the pages.
             tables: with_room(requests.len().saturating_mul(max_pages))?,
             max_pages,
             pages_end,
@@ -195,7 +196,7 @@ impl StepPlan {
         Ok(plan)
     }
 
-    /// Finds the rows and copies the pages of requests that were checked.
+    /// Assigns rows to requests that have been checked, and copies their pages.
     fn place<T: HostIndex>(&mut self, requests: &[StepRequest<'_, T>]) {
         let mut end = 0;
         for (place, &index) in self.order.iter().enumerate() {
@@ -210,35 +211,35 @@ impl StepPlan {
         }
     }
 
-    /// Sets whether new tokens are causal, which is the default, or see all new tokens of their
-    /// request, on both paths: drafts that see each other. The latter takes backends with
-    /// [`NonCausal`](crate::spec::Feature::NonCausal), if a request brings several, and a problem
-    /// that is not sparse.
+    /// Sets whether new tokens are causal, which is the default. Otherwise new tokens see all new
+    /// tokens of their request, on both paths. Drafts can thus see each other. If a request has
+    /// several new tokens, this takes backends with [`NonCausal`](crate::spec::Feature::NonCausal)
+    /// and a problem that is not sparse.
     #[must_use]
     pub const fn with_causal(mut self, causal: bool) -> Self {
         self.causal = causal;
         self
     }
 
-    /// Sets the maximum number of tokens that a request on the absorbed path will have while this
-    /// step is replayed from a graph with other lengths; `None`: the maximum of this step. It is
-    /// capped at the room of the limits' pages. Backends may choose a kernel by it: a replay has
-    /// the bits of a step that is run at once with the same maximum.
+    /// Sets the maximum number of tokens that a request on the absorbed path will have while a
+    /// graph replays this step with other lengths. `None` means the maximum of this step. It is
+    /// limited to the capacity of the limits' pages. Backends may choose a kernel by it. A replay
+    /// gives the same bits as a step that is run directly with the same maximum.
     #[must_use]
     pub const fn with_max_len(mut self, max_len: Option<u32>) -> Self {
         self.max_len = max_len;
         self
     }
 
-    /// Sets the slot to which each new token's row is written: the token's slot in its request's
-    /// pages, or [`SKIPPED`] if it is not to be written. They are in the order of the layer,
-    /// whatever order the engine's tensors have. Slots are of any integer type of [`HostIndex`];
-    /// unsigned types have no value for [`SKIPPED`].
+    /// Sets the slots to which the new tokens' rows are written. Each is the token's slot in its
+    /// request's pages, or [`SKIPPED`] if the row must not be written. Slots are in the order of
+    /// the layer, whatever order the engine's tensors have. They may have any integer type of
+    /// [`HostIndex`], but unsigned types have no value for [`SKIPPED`].
     ///
     /// # Errors
     ///
-    /// If there is not a slot for each token, padding included, or a slot is another than the
-    /// token's in its request's pages.
+    /// If the number of slots is not that of the tokens, padding included. Also if a slot is not
+    /// the token's slot in its request's pages.
     pub fn with_slots<S: HostIndex>(mut self, slots: &[S]) -> Result<Self> {
         self.written = None;
         let tokens = self.tokens();
@@ -272,23 +273,23 @@ impl StepPlan {
         &self.requests
     }
 
-    /// The numbers of the requests, as they were given, in the order of the layer; padding has
-    /// none.
+    /// The requests' numbers in the given order, listed in the order of the layer. Padding has no
+    /// number.
     pub fn order(&self) -> &[usize] {
         &self.order
     }
 
-    /// The new tokens in all, padding included.
+    /// The total number of new tokens, padding included.
     pub fn tokens(&self) -> usize {
         self.requests.iter().map(|request| request.q as usize).sum()
     }
 
-    /// True if new tokens see their request up to themselves.
+    /// Returns true if new tokens see only the tokens up to themselves.
     pub const fn is_causal(&self) -> bool {
         self.causal
     }
 
-    /// The max number of tokens that a request will have in replays, if it was said.
+    /// The maximum number of tokens that a request will have in replays, if it was set.
     pub const fn max_len(&self) -> Option<u32> {
         self.max_len
     }
@@ -309,7 +310,7 @@ impl StepPlan {
         self.pages_end
     }
 
-    /// True if no two requests write to one page, so that no two tokens have one slot.
+    /// Returns true if no two requests write to one page. Then no two tokens have one slot.
     pub(super) fn has_own_pages(&self) -> bool {
         self.origin == Origin::Engine
     }
@@ -344,7 +345,7 @@ impl StepPlan {
     }
 }
 
-/// A page of requests whose entries in use were checked.
+/// The page number of an entry that has been checked.
 fn checked_page(entry: impl HostIndex) -> i32 {
     entry.to_page().unwrap_or_default()
 }
@@ -390,7 +391,8 @@ mod tests {
         assert_eq!(step.tables, [1, 2, 3, 4, 0, 0, 7, 8, 0, 5, 6, 0]);
         let kv: Vec<u32> = step.requests().iter().map(|r| r.kv).collect();
         assert_eq!(kv, [33, 9, 30, 20]);
-        // Kernels of one length get that of most: the others take the expanded path.
+        // Kernels that need one length get the requests of the most frequent length. The others
+        // take the expanded path.
         let step = plan(QueryLen::Single, &requests).unwrap();
         assert_eq!((step.order(), step.absorbed), (&[1, 2, 3, 0][..], 1));
         assert_eq!(plan(QueryLen::Ragged, &[]).unwrap().tokens(), 0);
@@ -411,7 +413,7 @@ mod tests {
         assert_eq!(step.requests(), [decode, padding, padding, prompt]);
         assert_eq!((step.rows(1), step.rows(0)), (0..2, 6..26));
         assert_eq!(step.tables[9..], [5, 6, 0]);
-        // A request without new tokens has a place behind the padding.
+        // A request without new tokens comes after the padding.
         let idle = [requests[0], StepRequest::new(0, 9, &[7]), requests[1]];
         let idle = plan(QueryLen::Uniform, &idle).unwrap().padded_to(4);
         let idle_request = Request { q: 0, kv: 9 };
@@ -485,13 +487,14 @@ mod tests {
             refused(&long),
             "new tokens: given 80, accepted at most the limit of 64"
         );
-        // A page that is read may be shared.
+        // Requests may share a page that they only read.
         let shared = [
             StepRequest::new(1, 17, &[9, 1]),
             StepRequest::new(1, 18, &[9, 2]),
         ];
         assert!(plan(QueryLen::Ragged, &shared).is_ok());
-        // Also if its tokens come with this step. At another place it would hold others.
+        // They may also share it if its tokens are written in this step. At another index it would
+        // hold other tokens.
         let [own, moved] = [[9, 2], [2, 9]];
         let writer = StepRequest::new(16, 16, &[9]);
         assert!(plan(QueryLen::Ragged, &[writer, StepRequest::new(1, 18, &own)]).is_ok());

@@ -6,16 +6,16 @@ use crate::room::reserve;
 use crate::{Error, Result};
 
 impl StepPlan {
-    /// The same with padding behind the requests with new tokens on the absorbed path, until there
-    /// are `requests` requests in all, as a graph captured for that number needs. Each padding
-    /// request has the same number of new tokens as those requests. Padding attends to nothing and
-    /// writes nothing; the rows of the expanded path move behind it.
+    /// Adds padding after the requests with new tokens on the absorbed path, until there are
+    /// `requests` requests in all. A graph captured for that number needs it. Each padding request
+    /// has the same number of new tokens as those requests. Padding attends to nothing and writes
+    /// nothing. The rows of the expanded path come after it.
     ///
     /// # Errors
     ///
-    /// If the step has more requests already, the limits have no room for that number, the absorbed
-    /// path's requests differ in length, or the host lacks memory. If the step has rows of the
-    /// engine's own already: padding comes first.
+    /// If the step already has more requests, if the limits have no room for that number, if the
+    /// absorbed path's requests differ in length, or if the host lacks memory. Also if the step
+    /// already has the engine's own rows: add padding first.
     pub fn padded_to(mut self, requests: usize) -> Result<Self> {
         let own = self.requests.len();
         if !(own..=self.limit).contains(&requests) {
@@ -71,8 +71,8 @@ impl StepPlan {
         Ok(())
     }
 
-    /// The number of the request at a place of the layer's order, those of padding behind the
-    /// others.
+    /// The number of the request at a place of the layer's order. Padding has the numbers after
+    /// those of the other requests.
     pub(super) fn number(&self, at: usize) -> usize {
         match at.checked_sub(self.padding.start) {
             None => self.order[at],

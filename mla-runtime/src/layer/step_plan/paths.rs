@@ -5,14 +5,14 @@ use crate::batch::Request;
 use crate::spec::{Problem, QueryLen};
 use crate::{Error, Result};
 
-/// The rules by which a request takes one path or the other.
+/// The rules that decide which path a request takes.
 pub(super) struct Paths<'a> {
     pub(super) problem: &'a Problem,
     pub(super) limits: &'a StepLimits,
     pub(super) dense_within: u32,
-    /// The max number of new tokens of a dense request on the absorbed path.
+    /// The maximum number of new tokens of a dense request on the absorbed path.
     threshold: u32,
-    /// The max number of new tokens of any request on the absorbed path.
+    /// The maximum number of new tokens of any request on the absorbed path.
     limit: u32,
 }
 
@@ -46,8 +46,8 @@ impl<'a> Paths<'a> {
         !self.problem.sparse || (self.dense_within > 0 && request.kv <= self.dense_within)
     }
 
-    /// The max number of new tokens that the request may have on the absorbed path: the expanded
-    /// form has no lists of slots.
+    /// The maximum number of new tokens with which the request takes the absorbed path. The
+    /// expanded path does not support lists of slots.
     pub(super) fn threshold(&self, request: &Request) -> u32 {
         match self.is_dense(request) {
             true => self.threshold,
@@ -55,8 +55,8 @@ impl<'a> Paths<'a> {
         }
     }
 
-    /// The number of requests on the absorbed path, which come first. `number` tells the number of
-    /// a place, as the requests were given.
+    /// The number of requests on the absorbed path, which come first. `number` maps a place to the
+    /// request's number in the given order.
     pub(super) fn absorbed(
         &self,
         requests: &[Request],
@@ -64,7 +64,7 @@ impl<'a> Paths<'a> {
     ) -> Result<usize> {
         let first_len = requests.first().map_or(0, |request| request.q);
         let is_absorbed = |request: &Request| {
-            // Padding has no expanded form, which knows no tokens that attend to nothing.
+            // The expanded path does not support padding, because its tokens attend to nothing.
             let limit = if request.is_padding() { self.limit } else { 0 };
             let is_short = request.q <= self.threshold(request).max(limit);
             match self.problem.query_len {

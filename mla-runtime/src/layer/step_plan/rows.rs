@@ -1,4 +1,4 @@
-//! The rows of a step's tokens in the tensors of a call: in an order of the engine's own, or
+//! The rows of a step's tokens in the tensors of a call, if they are in the engine's own order or
 //! padded.
 
 use std::ops::Range;
@@ -8,10 +8,10 @@ use crate::batch::Request;
 use crate::{Error, Result};
 
 impl StepPlan {
-    /// The same for tensors that are padded to `max_len` rows a request, `[requests, max_len, …]`,
-    /// with the requests in the order in which they were given and the padding of
-    /// [`padded_to`](Self::padded_to) behind them. New tokens are the first rows of their
-    /// request's. [`Self::with_row_starts`] says what is done with the others.
+    /// The same step for tensors that are padded to `max_len` rows per request, `[requests,
+    /// max_len, …]`. Requests are in the given order, and the padding of
+    /// [`padded_to`](Self::padded_to) comes after them. New tokens are the first rows of their
+    /// request. [`Self::with_row_starts`] describes the other rows.
     ///
     /// ```
     /// # use mla_runtime::layer::{StepPlan, StepRequest};
@@ -33,7 +33,7 @@ impl StepPlan {
     ///
     /// # Errors
     ///
-    /// If a request brings more than `max_len` tokens, or the number of rows overflows.
+    /// If a request has more than `max_len` new tokens, or if the number of rows overflows.
     pub fn with_padded_rows(self, max_len: usize) -> Result<Self> {
         let count = self.requests.len();
         for (at, request) in self.requests.iter().enumerate() {
@@ -47,17 +47,17 @@ impl StepPlan {
             let accepted = format!("a length that {count} requests can be padded to");
             return Err(Error::argument("max_len", max_len, accepted));
         };
-        // Each is below `rows`.
+        // Each start is below `rows`.
         let starts: Vec<usize> = (0..count).map(|number| number * max_len).collect();
         self.with_row_starts(&starts, rows)
     }
 
-    /// The same for tensors in which the requests stand one behind the other in the order in which
-    /// they were given, with the padding of [`padded_to`](Self::padded_to) behind them.
+    /// The same step for tensors in which the requests follow each other in the given order. The
+    /// padding of [`padded_to`](Self::padded_to) comes after them.
     ///
     /// # Errors
     ///
-    /// None, since there is a row for each token.
+    /// Never: there is a row for each token.
     pub fn with_rows_as_given(self) -> Result<Self> {
         let mut lens = vec![0; self.requests.len()];
         for (at, request) in self.requests.iter().enumerate() {
@@ -75,22 +75,22 @@ impl StepPlan {
         self.with_row_starts(&starts, rows)
     }
 
-    /// The same for tensors of `rows` rows in which the new tokens of request number i, as they
-    /// were given, stand from row `starts[i]` on. The padding of [`padded_to`](Self::padded_to) has
-    /// the numbers behind those of the requests. The start of a request without new tokens may be
+    /// The same step for tensors of `rows` rows. The new tokens of request number i, in the given
+    /// order, begin at row `starts[i]`. The padding of [`padded_to`](Self::padded_to) has the
+    /// numbers after those of the requests. The start of a request without new tokens may be
     /// anything.
     ///
-    /// Rows that belong to no request are padding: they are not read, and those of outputs and of a
-    /// log-sum-exp are left as they are. [`MlaLayer::forward`](crate::layer::MlaLayer::forward) and
-    /// [`forward_unrotated`](crate::layer::MlaLayer::forward_unrotated) take such tensors. If the
-    /// rows that are used lie one behind the other in the order of the layer, they are taken as
-    /// they lie; otherwise the layer copies them by an index of its own, into memory that
-    /// [`call_rows`](crate::backend::StepLimits::call_rows) sets aside, and the results back. Lists
-    /// of slots are in the order of the layer, whatever the rows are.
+    /// Rows that belong to no request are padding. They are not read, and such rows of outputs and
+    /// of a log-sum-exp stay unchanged. [`MlaLayer::forward`](crate::layer::MlaLayer::forward) and
+    /// [`forward_unrotated`](crate::layer::MlaLayer::forward_unrotated) accept such tensors. If the
+    /// used rows follow each other in the order of the layer, they are used in place. Otherwise the
+    /// layer copies them into memory that [`call_rows`](crate::backend::StepLimits::call_rows)
+    /// reserves, and copies the results back. Lists of slots are always in the order of the layer.
     ///
     /// # Errors
     ///
-    /// If there is not a start for each request, one lies outside, or two requests share a row.
+    /// If the number of starts is not that of the requests, if a start is out of range, or if two
+    /// requests share a row.
     pub fn with_row_starts(mut self, starts: &[usize], rows: usize) -> Result<Self> {
         let count = self.requests.len();
         if starts.len() != count {
@@ -128,8 +128,8 @@ impl StepPlan {
         }
     }
 
-    /// The rows of every tensor of the step: its [tokens](Self::tokens), or what was said of rows
-    /// of the engine's own.
+    /// The number of rows in every tensor of the step. It is the number of [tokens](Self::tokens),
+    /// unless the engine's own rows were set.
     pub fn tensor_rows(&self) -> usize {
         match &self.own_rows {
             Some((_, rows)) => *rows,
@@ -137,13 +137,13 @@ impl StepPlan {
         }
     }
 
-    /// Returns true if the tensors are used in place. If not, the layer copies rows by an index,
-    /// which takes [`call_rows`](crate::backend::StepLimits::call_rows) in the limits.
+    /// Returns true if the tensors are used in place. Otherwise the layer copies rows, for which
+    /// the limits need [`call_rows`](crate::backend::StepLimits::call_rows).
     pub fn rows_in_order(&self) -> bool {
         self.span().is_some()
     }
 
-    /// The rows of the tokens, if these lie one behind the other in the order of the layer.
+    /// The rows of the tokens, if they follow each other in the order of the layer.
     pub(in crate::layer) fn span(&self) -> Option<Range<usize>> {
         let mut span: Option<Range<usize>> = None;
         for (request, start) in self.starts() {
@@ -169,7 +169,7 @@ impl StepPlan {
         })
     }
 
-    /// The rows of the new tokens of request number `request`, as they were given.
+    /// The rows of a request's new tokens. `request` is its number in the given order.
     ///
     /// # Panics
     ///
@@ -178,8 +178,8 @@ impl StepPlan {
         self.rows[request].clone()
     }
 
-    /// The row of each request's last new token, by number: what the next token is sampled from.
-    /// `None`: it brings none.
+    /// The row of each request's last new token, by the request's number; `None` if it has no new
+    /// tokens. The next token is sampled from this row.
     pub fn last_rows(&self) -> impl Iterator<Item = Option<usize>> + '_ {
         self.rows.iter().map(|rows| rows.clone().next_back())
     }

@@ -1,4 +1,4 @@
-//! The shape and the numerics of one layer's indexer.
+//! The dimensions of one layer's indexer, and the options of its arithmetic.
 
 use std::fmt;
 
@@ -10,20 +10,23 @@ use crate::{Error, Result};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct IndexDims {
-    /// The index heads (`index_n_heads`), all of them on every rank of tensor parallelism.
+    /// The number of index heads (`index_n_heads`). Every tensor-parallel rank computes all of
+    /// them.
     pub heads: u32,
-    /// D: the values of an index key (`index_head_dim`), a multiple of 4.
+    /// D: the number of values in an index key (`index_head_dim`), a multiple of 4.
     pub width: u32,
-    /// R: how many of them, from the first on, are rotary; even.
+    /// R: the number of rotary values in an index key; even. They come first.
     pub rope: u32,
-    /// The max number of tokens of a list (`index_topk`); beside them stand those of the last pool,
-    /// if keys are pooled: [`list_width`](Self::list_width).
+    /// The maximum number of chosen tokens (`index_topk`). If keys are pooled, a list also contains
+    /// the tokens of the last pool: [`list_width`](Self::list_width).
     pub topk: u32,
-    /// K: the tokens that share an index key (`index_kpool`); 1: each has its own.
+    /// K: the number of tokens that share an index key (`index_kpool`); 1 if each token has its
+    /// own.
     pub pool: u32,
-    /// The last tokens of each page whose keys are kept unpooled, a multiple of K; 0 without pools.
-    /// A pool is made when its last token comes, of keys that are there, also if drafts behind them
-    /// were turned down: `tail - K` drafts at most.
+    /// The number of last tokens of each page whose keys are also kept unpooled. It is a multiple
+    /// of K, and 0 without pools. A pool's key is computed when its last token arrives, and the
+    /// keys of its tokens must still be there. The tail allows for at most `tail - K` draft tokens
+    /// that were rejected.
     pub tail: u32,
 }
 
@@ -44,8 +47,8 @@ impl IndexDims {
         ..Self::DEEPSEEK_V3_2
     };
 
-    /// The extents of `heads` heads of `width` values, `rope` of them rotary, with lists of `topk`
-    /// tokens.
+    /// Extents with `heads` heads of `width` values, the first `rope` of them rotary, and lists of
+    /// `topk` tokens.
     pub const fn new(heads: u32, width: u32, rope: u32, topk: u32) -> Self {
         Self {
             heads,
@@ -66,20 +69,20 @@ impl IndexDims {
         with_tail(tail: u32);
     }
 
-    /// Bytes that the index cache has per token, but for the [`tail`](Self::tail) of a page: the
-    /// values and a scale, of a pool's tokens together.
+    /// Bytes of the index cache per token, without the [`tail`](Self::tail) of a page. A key and
+    /// its scale are shared by the tokens of a pool.
     pub const fn token_bytes(self) -> usize {
         (self.width as usize + 4).div_ceil(self.tokens_per_key())
     }
 
-    /// Bytes of a page of the index cache for `tokens` tokens: keys, scales, and the tail's keys
+    /// Bytes of a page of the index cache with `tokens` tokens: keys, scales, and the tail's keys
     /// and gates in bf16.
     pub const fn page_bytes(self, tokens: usize) -> usize {
         let keys = (tokens / self.tokens_per_key()).saturating_mul(self.width as usize + 4);
         keys.saturating_add((self.tail as usize * 4).saturating_mul(self.width as usize))
     }
 
-    /// K, also of extents that [`IndexerConfig::check`] refuses.
+    /// K, or 1 if K is an invalid 0, which [`IndexerConfig::check`] refuses.
     pub(crate) const fn tokens_per_key(self) -> usize {
         if self.pool == 0 {
             1
@@ -88,7 +91,7 @@ impl IndexDims {
         }
     }
 
-    /// Entries of a list: `topk`, and the tokens of a pool that is not complete.
+    /// The number of entries in a list: `topk`, plus the tokens of an incomplete pool.
     pub const fn list_width(self) -> u32 {
         self.topk.saturating_add(self.pool).saturating_sub(1)
     }
@@ -108,16 +111,17 @@ impl fmt::Display for IndexDims {
     }
 }
 
-/// The configuration of an indexer: its extents, and the points in which implementations differ.
+/// The configuration of an indexer: its extents, and the options in which models differ.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct IndexerConfig {
     /// Heads, widths, and the length of lists.
     pub dims: IndexDims,
-    /// Pairing of rotary elements: [halves](RotaryStyle::Halves) in DeepSeek-V3.2, although the
-    /// layer's own are interleaved; interleaved in GLM-5 (`indexer_rope_interleave`).
+    /// The pairing of rotary elements. DeepSeek-V3.2 has [halves](RotaryStyle::Halves) here,
+    /// although its layers have interleaved pairs. GLM-5 has interleaved pairs
+    /// (`indexer_rope_interleave`).
     pub rotary: RotaryStyle,
-    /// True if keys and queries go through a Hadamard transform before they are quantised.
+    /// True if keys and queries are multiplied by a Hadamard matrix before they are quantised.
     pub hadamard: bool,
     /// The epsilon that the LayerNorm of keys adds to the variance.
     pub epsilon: f32,
@@ -139,7 +143,8 @@ impl IndexerConfig {
         ..Self::DEEPSEEK_V3_2
     };
 
-    /// These extents and pairs of rotary elements, no Hadamard transform, and an epsilon of 10⁻⁶.
+    /// A configuration with these extents and pairs, without the Hadamard transform, and with an
+    /// epsilon of 10⁻⁶.
     pub const fn new(dims: IndexDims, rotary: RotaryStyle) -> Self {
         Self {
             dims,
@@ -155,17 +160,17 @@ impl IndexerConfig {
         with_epsilon(epsilon: f32);
     }
 
-    /// Returns the factor of head weights before the scale of their query: heads^-½ · D^-½.
+    /// Returns the factor of head weights, without the scale of their query: heads^-½ · D^-½.
     pub fn weight_scale(&self) -> f32 {
         let product = f64::from(self.dims.heads) * f64::from(self.dims.width);
         (1.0 / product.sqrt()) as f32
     }
 
-    /// Refuses what no indexer can be.
+    /// Refuses an impossible configuration.
     ///
     /// # Errors
     ///
-    /// If a field is out of its range; the error names it.
+    /// If a field is out of its range. The error names the field.
     pub fn check(&self) -> Result<()> {
         let IndexDims {
             heads,

@@ -1,29 +1,29 @@
-//! The layers of a model that have an indexer, and those that use the list of an earlier one.
+//! The layers of a model that have an indexer, and the layers that use the list of an earlier
+//! layer.
 
 use std::fmt;
 
-/// The max number of layers whose sharing can be described.
+/// The maximum number of layers for which sharing can be described.
 pub(crate) const MAX_LAYERS: u32 = 256;
 
 /// The list of slots that a layer attends to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LayerLists {
-    /// Its own: it has an indexer.
+    /// Its own list: the layer has an indexer.
     Own,
-    /// The list of the last layer before it that has an indexer.
+    /// The list of the nearest earlier layer that has an indexer.
     Shared,
-    /// None: it attends to all tokens.
+    /// No list: the layer attends to all tokens.
     None,
 }
 
-/// The layers that share the list of the last layer before them that has an indexer. Such a layer
-/// has neither weights of an indexer nor an index cache. A layer that is not described has an
-/// indexer.
+/// The layers that share the list of the nearest earlier layer with an indexer. Such a layer has
+/// neither indexer weights nor an index cache. A layer that is not described has an indexer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct IndexLayers {
-    /// Bit i of word i / 64: layer i shares.
+    /// Bit i mod 64 of word i / 64 is 1 if layer i shares a list.
     shared: [u64; (MAX_LAYERS / 64) as usize],
-    /// Bit i of word i / 64: layer i has no list.
+    /// Bit i mod 64 of word i / 64 is 1 if layer i has no list.
     dense: [u64; (MAX_LAYERS / 64) as usize],
 }
 
@@ -34,11 +34,11 @@ impl IndexLayers {
         dense: [0; 4],
     };
 
-    /// The layers of a model, given the list of each, from layer 0 on; those behind the last have
-    /// an indexer.
+    /// The layers of a model from the list of each, beginning with layer 0. Layers after the last
+    /// one given have an indexer.
     ///
-    /// `None` if a layer shares and none before it has an indexer, or a layer that has none is
-    /// behind the first [`MAX_LAYERS`].
+    /// Returns `None` if a layer shares a list but no earlier layer has an indexer. Also returns
+    /// `None` if a layer without an indexer is beyond the first [`MAX_LAYERS`].
     pub(crate) fn from_lists(lists: impl IntoIterator<Item = LayerLists>) -> Option<Self> {
         let mut layers = Self::ALL;
         let mut has_source = false;
@@ -66,7 +66,7 @@ impl IndexLayers {
                 == 0
     }
 
-    /// True if a layer has no list: it attends to all tokens.
+    /// Returns true if a layer has no list, so that it attends to all tokens.
     pub(crate) const fn is_dense(&self, layer: u32) -> bool {
         layer < MAX_LAYERS && self.dense[(layer / 64) as usize] >> (layer % 64) & 1 == 1
     }
@@ -77,10 +77,10 @@ impl IndexLayers {
         dense.sum()
     }
 
-    /// The layer whose list a layer uses: itself, if it has an indexer or no list.
+    /// The layer whose list a layer uses. It is the layer itself if that has an indexer or no list.
     pub(crate) const fn source(&self, layer: u32) -> u32 {
         let mut source = layer;
-        // A layer before one that shares has an indexer.
+        // A layer that shares always has an earlier layer with an indexer.
         while !self.has_indexer(source) && !self.is_dense(layer) {
             source -= 1;
         }
@@ -130,7 +130,7 @@ mod tests {
             [2, 3, 5, 6, 77].map(|layer| layers.source(layer)),
             [2, 2, 2, 6, 74]
         );
-        // The layer of multi-token prediction has its own.
+        // The layer for multi-token prediction has its own indexer.
         assert!(layers.has_indexer(78));
         assert_eq!(IndexLayers::ALL.indexers(300), 300);
         assert_eq!(IndexLayers::ALL.source(299), 299);

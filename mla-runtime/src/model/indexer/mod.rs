@@ -1,4 +1,4 @@
-//! Facts of a model's lightning indexer.
+//! The facts of a model's indexer for sparse attention.
 
 mod config;
 mod layers;

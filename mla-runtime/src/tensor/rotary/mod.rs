@@ -1,4 +1,4 @@
-//! The rotary embedding that a cache write applies on its way.
+//! The rotary embedding that a cache write applies to keys and queries.
 
 mod tables;
 
@@ -9,19 +9,20 @@ use crate::{Error, Result};
 
 use crate::model::RotaryStyle;
 
-/// A rotation by position: pair `i` of a token at position `p` turns by the angle whose cosine and
+/// A rotation by position. Pair `i` of a token at position `p` turns by an angle whose cosine and
 /// sine are at `[0, p, i]` of the tables.
 #[non_exhaustive]
 pub struct Rotary<'a, D: Memory> {
-    /// The position of each token: `[T]`. One outside the tables gives NaN, or an error on a device
-    /// whose memory the host sees. `None`, for a layer or an indexer: what the prepared step says,
-    /// of each request the tokens from kv − q on. A device needs them.
+    /// The position of each token: `[T]`. A position outside the tables gives NaN, or an error on a
+    /// device whose memory the host can read. A layer or an indexer also accepts `None`: the
+    /// positions are then those of the prepared step, for each request from kv − q on. A device
+    /// needs positions.
     pub positions: Option<ArrayRef<'a, D, i64>>,
     /// f32 `[1, positions, R/2]`.
     pub cos: TensorRef<'a, D>,
     /// f32 `[1, positions, R/2]`.
     pub sin: TensorRef<'a, D>,
-    /// The pairing of elements.
+    /// The pairing of rotary elements.
     pub style: RotaryStyle,
 }
 
@@ -34,7 +35,7 @@ impl<D: Memory> Clone for Rotary<'_, D> {
 impl<D: Memory> Copy for Rotary<'_, D> {}
 
 impl<'a, D: Memory> Rotary<'a, D> {
-    /// Tokens at these positions, or at those of a prepared step, by these tables.
+    /// A rotation by these tables. Without positions, those of a prepared step apply.
     pub fn new(
         positions: impl Into<Option<ArrayRef<'a, D, i64>>>,
         [cos, sin]: [TensorRef<'a, D>; 2],
@@ -48,14 +49,14 @@ impl<'a, D: Memory> Rotary<'a, D> {
         }
     }
 
-    /// The same at positions of the caller's own, one for each of the step's tokens.
+    /// The same rotation with the caller's positions, one for each of the step's tokens.
     #[must_use]
     pub fn with_positions(mut self, positions: ArrayRef<'a, D, i64>) -> Self {
         self.positions = Some(positions);
         self
     }
 
-    /// The same tables for elements that pair in another way.
+    /// The same rotation with another pairing of elements.
     #[must_use]
     pub fn with_style(mut self, style: RotaryStyle) -> Self {
         self.style = style;
@@ -75,21 +76,21 @@ impl<'a, D: Memory> Rotary<'a, D> {
         }
     }
 
-    /// The positions, which a device cannot do without.
+    /// The positions, which an operation of a device needs.
     ///
     /// # Errors
     ///
-    /// If there are none.
+    /// If there are no positions.
     pub fn positions(&self) -> Result<ArrayRef<'a, D, i64>> {
         let absent = || Error::argument("positions", "none", "one for each token");
         self.positions.ok_or_else(absent)
     }
 
-    /// The rotation of some of the tokens.
+    /// The rotation of the tokens in a range.
     ///
     /// # Errors
     ///
-    /// If there are no positions, or the range lies outside.
+    /// If there are no positions, or if the range exceeds them.
     pub fn tokens(&self, tokens: std::ops::Range<usize>) -> Result<Self> {
         Ok(self.with_positions(self.positions()?.range(tokens)?))
     }
@@ -104,7 +105,7 @@ impl<'a, D: Memory> Rotary<'a, D> {
         }
     }
 
-    /// The rotation of tokens at the caller's positions, or, if it has none, at these.
+    /// The rotation with the caller's positions if it has any, and otherwise with these.
     pub(crate) fn at<'short>(&self, positions: ArrayRef<'short, D, i64>) -> Rotary<'short, D>
     where
         'a: 'short,
@@ -113,11 +114,11 @@ impl<'a, D: Memory> Rotary<'a, D> {
         rotary.with_positions(rotary.positions.unwrap_or(positions))
     }
 
-    /// Refuses tables and positions that do not fit `tokens` vectors of `width` elements.
+    /// Checks that tables and positions fit `tokens` vectors of `width` elements.
     ///
     /// # Errors
     ///
-    /// If one does not fit.
+    /// If a table or the positions do not fit.
     pub fn check(&self, tokens: usize, width: usize) -> Result<()> {
         if !width.is_multiple_of(2) {
             return Err(Error::argument("rope", width, "an even number of columns"));
@@ -145,7 +146,7 @@ impl<'a, D: Memory> Rotary<'a, D> {
     }
 }
 
-/// Refuses positions of other tokens than the step's.
+/// Refuses another number of positions than that of the step's tokens.
 pub(crate) fn check_positions(given: usize, tokens: usize) -> Result<()> {
     if given == tokens {
         return Ok(());
@@ -154,15 +155,15 @@ pub(crate) fn check_positions(given: usize, tokens: usize) -> Result<()> {
     Err(Error::argument("positions", given, accepted))
 }
 
-/// The rotary parts of the queries, which are rotated with the keys.
+/// The rotary parts of the queries. They are rotated together with the keys.
 pub enum RotaryQuery<'a, D: Memory> {
-    /// `[T, H, R]`, turned in place.
+    /// `[T, H, R]`, rotated in place.
     InPlace(TensorMut<'a, D>),
-    /// `[T, H, R]` each.
+    /// Two tensors `[T, H, R]`.
     Into {
-        /// The queries that are rotated.
+        /// The queries before the rotation.
         from: TensorRef<'a, D>,
-        /// The destination of the result.
+        /// The destination of the rotated queries.
         to: TensorMut<'a, D>,
     },
 }

@@ -1,12 +1,12 @@
-//! The cosines and sines of a model, on a device.
+//! The cosines and sines of a model, in a device's memory.
 
 use super::{Rotary, RotaryStyle};
 use crate::model::{DType, Rope};
 use crate::tensor::{Layout, Memory, TensorRef};
 use crate::{Error, Result};
 
-/// The cosines and sines of every position that an engine serves, in a device's memory: made once,
-/// used by every layer and step.
+/// The cosines and sines for every position that an engine serves, in a device's memory. They are
+/// made once and used by every layer and step.
 pub struct RotaryTables<D: Memory> {
     buffer: D::Buffer,
     layout: Layout,
@@ -14,11 +14,12 @@ pub struct RotaryTables<D: Memory> {
 }
 
 impl<D: Memory> RotaryTables<D> {
-    /// For positions from 0 up to `positions` and rotary parts of `width` = R elements.
+    /// Tables for the positions from 0 up to `positions`, for rotary parts of `width` = R elements.
     ///
     /// # Errors
     ///
-    /// Same as [`Rope::cos_sin`], or if there is no position or the device has no memory left.
+    /// The errors of [`Rope::cos_sin`]. Also if `positions` is 0, or if the device has too little
+    /// free memory.
     pub fn new(device: &D, rope: &Rope, width: u32, positions: usize) -> Result<Self> {
         if positions == 0 {
             return Err(Error::argument("positions", 0, "1 and up"));
@@ -41,11 +42,12 @@ impl<D: Memory> RotaryTables<D> {
         self.layout.shape[1]
     }
 
-    /// Returns the rotation that a layer's call takes: the positions are those of the step.
+    /// Returns the rotation for a layer's call. The positions are those of the step.
     ///
     /// # Errors
     ///
-    /// None: the views lie within the buffer. A tensor's check is a `Result` all the same.
+    /// Never: the views lie within the buffer. The result is a `Result` because the checks of a
+    /// tensor return one.
     pub fn rotation(&self) -> Result<Rotary<'_, D>> {
         let bytes = D::bytes(&self.buffer);
         let half = D::byte_len(bytes) / 2;

@@ -1,4 +1,5 @@
-//! Says what a build of the kernels would compile, and compiles nothing: a test calls none of them.
+//! Lists what a build of the kernels would compile, but compiles nothing, because the tests call no
+//! kernel.
 
 fn main() -> Result<(), mla_build::Error> {
     println!("cargo::rerun-if-changed=kernels");

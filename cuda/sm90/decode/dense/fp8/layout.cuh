@@ -1,5 +1,5 @@
-// The shared memory of a CTA that reads a cache of e4m3, which is converted after it has been read
-// from here.
+// The shared memory of a CTA that reads a cache of e4m3. Values are converted after they have been
+// read from here.
 //
 //   [nine query panels][two probability stages][ring: stages of a whole KV tile][Control]
 //
@@ -22,48 +22,52 @@ struct Fp8Layout {
     // Number of stages in flight. With 32 rows the MMAs bound the kernel, so tokens should arrive
     // early; otherwise memory is faster with few requests at a time.
     static constexpr int kStagesInFlight = N == 32 ? kLatentStages : 2;
-    // Score warpgroups, in pingpong if two; with 64 rows there are no registers for a second.
+    // Number of score warpgroups. Two of them work in pingpong. With 64 rows there are no registers
+    // for a second one.
     static constexpr int kScoreGroups = N == 64 ? 1 : 2;
-    // Number of stages. Each of the two score groups waits for its own KV tiles alone. With an odd
-    // number, the previous use of a stage belongs to the other group. It is known to be complete
-    // once that group has published the maxima of a later KV tile, and this group has adopted those
-    // of the third tile before this one.
+    // This bounds the number of stages. Each of the two score groups waits only for its own KV
+    // tiles. With an odd number of stages, the previous use of a stage belongs to the other group.
+    // That use is complete once the other group has published the maxima of a later KV tile. This
+    // group has already adopted those of the third tile before its own.
     static_assert(kScoreGroups == 1 || kLatentStages % 2 == 0 || kLatentStages > 3,
                   "a group could pass a stage's wait one use too early");
     static constexpr int kProbabilityStages = 2, kProbabilityBytes = N * kTileTokens * 2;
     static constexpr int kRingBytes = kLatentStages * kLatentStageBytes;
 
-    // Readers of the queue: warp 0, output, scores. Writers of stats: a thread per row.
+    // Warp 0, the output and the scores read the queue. One thread per row writes stats.
     struct Control : CommonControl<32 * (1 + 8) + 128 * kScoreGroups, N> {
-        // A KV tile: TMA; a lane of each output warp, as soon as it has read it.
+        // A KV tile. TMA fills it, and a lane of each output warp releases it as soon as the warp
+        // has read it.
         Barrier<1> latent_full[kLatentStages];
         Barrier<kOutputWarps> latent_empty[kLatentStages];
-        // A KV tile's probabilities: four lanes of each warp of its group; all of the output.
+        // A KV tile's probabilities. Four lanes of each warp of its group publish them; all threads
+        // of the output release them.
         Barrier<16> scores_full[kProbabilityStages];
         Barrier<kOutputThreads> scores_empty[kProbabilityStages];
-        // Once per work item. From the first score group (all its threads) to the second: the
-        // item's queries are there, and the last item's sums have been read. Back: the second
-        // group's sums are there, and it needs neither the queries nor the reference maxima any
-        // longer.
+        // These have a phase for each work item. All threads of the first score group arrive at the
+        // first barrier when the item's queries are there and the last item's sums have been read.
+        // The second group waits for that. It arrives at the second barrier when its sums are
+        // there, and it needs neither the queries nor the reference maxima any longer.
         Barrier<128> queries_ready, sums_ready;
-        // Once per KV tile, from the group of the tile (all its threads) to the other: the tile's
-        // new reference maxima are published. The other group waits for each of them. It then knows
-        // the new maxima, and that all threads have read those that it will change next.
+        // These have a phase for each KV tile. All threads of the tile's group arrive when the
+        // tile's new reference maxima are published. The other group waits for each phase. It then
+        // knows the new maxima. It also knows that all threads have read those that it will change
+        // next.
         Barrier<128> maxima_published[2];
-        // A KV tile with masked tokens, or with room behind its last token, has been cleared: all
-        // threads of its group arrive, each for its own zeros.
+        // Complete when a KV tile with masked tokens, or with room behind its last token, has been
+        // cleared. All threads of its group arrive, each for its own zeros.
         Barrier<128> tail_cleared[kProbabilityStages];
-        // Passed from the scores to the output with the probabilities.
+        // The scores pass these to the output with the probabilities.
         int any_factor[kProbabilityStages];
         alignas(16) float factor[kProbabilityStages][N];
-        // Row maximum (in units of log2) and sum of a finished work item, and what its output is
-        // multiplied by.
+        // For each row of a finished work item: its maximum (in units of log2), its sum, and the
+        // factor of its output.
         alignas(16) float maximum[N], sum[N], inverse[N];
         // Results of each warp of the scores: the maxima of a KV tile, and the sums of a work item.
-        // They lie apart, since one warp may have its sums while another still compares the maxima
-        // of the last KV tile.
+        // They are separate, since one warp may have its sums while another still compares the
+        // maxima of the last KV tile.
         alignas(16) float top_of_warp[4][N], sum_of_warp[4 * kScoreGroups][N];
-        // The reference maximum of each row, and what its last rise multiplies older sums by.
+        // The reference maximum of each row, and the factor for older sums after its last rise.
         float reference[N], raised_by[N];
         // The largest magnitude among the queries that each warp fetched, as bits of bf16.
         uint32_t query_top[4];

@@ -1,4 +1,4 @@
-// O^T += V^T P^T over the KV tiles of each work item, converting V in registers.
+// Computes O^T += V^T P^T over the KV tiles of each work item. V is converted in registers.
 #pragma once
 
 #include "../../../../common/swizzle.cuh"
@@ -7,7 +7,7 @@
 
 namespace mla::sm90::decode {
 
-// Two warpgroups, 256 latent values each.
+// Two warpgroups, with 256 latent values each.
 template <class C>
 struct Fp8Output {
     using LatentState = typename C::LatentState;
@@ -30,7 +30,7 @@ struct Fp8Output {
         const uint32_t odd = group + swizzled<128>(2 * quad + 1, chunk) + low;
         Splits<C> splits{c};
         LatentState ring;
-        uint32_t kv_tiles = 0, tails = 0;  // of `tails`, a bit is the phase of a stage's barrier
+        uint32_t kv_tiles = 0, tails = 0;  // each bit of `tails`: the phase of a stage's barrier
         PipelineCounter<kQueuedItems> queue;
         for (const WorkItem* next; (next = c.acquire(queue)); c.release(queue)) {
             const WorkItem& item = *next;
@@ -51,7 +51,7 @@ struct Fp8Output {
                 accumulate(
                     sums.acc, c.latent_stage(ring.stage) + even, c.latent_stage(ring.stage) + odd,
                     probabilities(__shfl_sync(~0u, stage, 0)), s.latent_empty[ring.stage], lane);
-                // Each lane for what it has read itself: the factors, too.
+                // Each lane arrives for what it has read itself, including the factors.
                 s.scores_empty[stage].arrive();
                 ring.advance(1);
                 ++kv_tiles;
@@ -70,8 +70,8 @@ struct Fp8Output {
         return c.base + L::kProbabilityOffset + stage * L::kProbabilityBytes;
     }
 
-    // acc += V^T P^T for a KV tile. A step takes 16 tokens: two that lie together at `even`
-    // and `odd`, and two that lie eight further on.
+    // acc += V^T P^T for a KV tile. A step takes 16 tokens. A lane has two neighbouring ones, at
+    // `even` and `odd`, and the two that come eight tokens later.
     __device__ void accumulate(float (&acc)[4][N / 2], uint32_t even, uint32_t odd, uint32_t tile,
                                const Barrier<kOutputWarps>& empty, int lane) const {
         struct Words {

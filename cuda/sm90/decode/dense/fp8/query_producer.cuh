@@ -1,4 +1,4 @@
-// Queries beside an e4m3 cache are fetched by the score warps (scores.cuh), so this warp has
+// With an e4m3 cache, the score warps fetch the queries (scores.cuh). This warp therefore has
 // nothing to do after it has warmed up.
 #pragma once
 

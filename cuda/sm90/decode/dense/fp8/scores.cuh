@@ -1,33 +1,33 @@
 // Scores of query rows and cached tokens of e4m3, their softmax, and the probabilities.
 //
-// The cache stays e4m3 in shared memory. Each warp converts in registers what it multiplies next,
-// since in both MMAs the cache is operand A, which may come from registers. f16 holds every value
-// of e4m3 exactly, so the MMAs are of f16, whatever the type of the queries. Queries of bf16 are
-// first multiplied by a power of two that brings the largest of a query tile below 2^15; the scale
-// of the scores takes it back. The values that f16 cannot hold then are less than 2^-39 of the
-// largest, which f32 sums do not hold either.
+// The cache stays e4m3 in shared memory. Each warp converts in registers what it multiplies next.
+// In both GEMMs the cache is operand A, which may come from registers. f16 holds every value of
+// e4m3 exactly, so the MMAs are of f16, whatever the type of the queries. Queries of bf16 are first
+// multiplied by a power of two that brings the largest value of a query tile below 2^15. The scale
+// of the scores takes this back. Values that f16 then cannot hold are less than 2^-39 of the
+// largest. Sums in f32 do not hold these either.
 //
-// An instruction may take any values of the summed dimension together, as long as both operands
-// agree. A lane therefore reads 16 bytes of a token at a time, and the queries are permuted to fit:
-// of 128 values, lane q of a quad has 32 q .. 32 q + 31, and instruction i takes values 4 i .. 4 i
-// + 3 of each lane.
+// An instruction may sum over any values together, if both operands agree. A lane therefore reads
+// 16 bytes of a token at a time, and the queries are permuted to fit. Lane q of a quad has values
+// 32 q .. 32 q + 31 of 128 values, and instruction i takes values 4 i .. 4 i + 3 of each lane.
 //
-// With 32 rows and fewer, two warpgroups compute scores in pingpong, KV tile by KV tile: one
-// issues MMAs during the other's softmax. A tile's reference maxima follow from those of the
-// tile before, which the other group has. A group therefore publishes its tile's maxima after it
-// has adopted the other's, and each sums for itself. The first fetches the queries and adds the
-// sums up. A work item of four KV tiles:
+// With 32 rows or fewer, two warpgroups compute scores in pingpong, KV tile by KV tile: one issues
+// MMAs during the other's softmax. A tile's reference maxima follow from those of the tile before,
+// which the other group has. A group therefore publishes its tile's maxima after it has adopted the
+// other group's. Each group has sums of its own. The first group fetches the queries, and adds the
+// sums up at the end. The drawing shows a work item of four KV tiles:
 //
 //   scores 0   [fetch Q][Q K0 ][maxima 0, softmax 0][Q K2 ]   [maxima 2, softmax 2]   [sums]
 //   scores 1            [Q K1 ]        [maxima 1, softmax 1][Q K3 ]    [maxima 3, softmax 3]
 //   output                                 [V0 P0 ] [V1 P1 ]      [V2 P2 ]    [V3 P3 ]
 //
-// KV tiles are counted through all work items. Even ones are the first group's and have the first
-// stage of the probabilities, odd ones the second's.
+// KV tiles are counted through all work items. Even ones belong to the first group, and use the
+// first stage of the probabilities. Odd ones belong to the second group, and use the second stage.
 //
 // The reference maximum lies 7 below a row's maximum, so that small probabilities keep their bits
-// in f16: they reach 2^7, and 2^15 before the reference is raised. All warps vote on that, and
-// only if it has to be are maxima compared between lanes and warps.
+// in f16. Probabilities reach 2^7 when the reference is set, and up to 2^15 before it is raised.
+// All warps vote on raising it. Maxima are compared between lanes and warps only if it has to be
+// raised.
 #pragma once
 
 #include "../../../../common/finite.cuh"
@@ -42,7 +42,7 @@ namespace mla::sm90::decode {
 // log2.
 constexpr float kHeadroom = 7.f;
 
-// Two warpgroups in pingpong, or one: S^T = K Q^T, softmax, P.
+// Two warpgroups in pingpong, or a single one, compute S^T = K Q^T, the softmax, and P.
 template <class C>
 struct Fp8Scores {
     using LatentState = typename C::LatentState;
@@ -58,12 +58,12 @@ struct Fp8Scores {
         const int group = C::kScoreGroups == 2 ? __shfl_sync(~0u, (threadIdx.x >> 7) - 1, 0) : 0;
         const int thread = threadIdx.x & 127, warp = thread >> 5, lane = thread & 31,
                   quad = lane & 3;
-        // This lane's tokens are this one and the eighth after it; its columns 8 i + 2 quad and the
-        // next.
+        // This lane has this token and the eighth after it. Its columns are 8 i + 2 quad and 8 i +
+        // 2 quad + 1.
         const int token = warp * 16 + (lane >> 2);
         const uint32_t latent_from = swizzled<128>(token, 2 * quad);
         const uint32_t rope_from = L::kLatentBytes + swizzled<64>(token, quad);
-        // A group's KV tiles are every second one, of all work items together.
+        // With two groups, a group has every second KV tile, counted through all work items.
         LatentState ring;
         ring.advance(group);
         uint32_t kv_tiles = 0;
@@ -90,14 +90,15 @@ struct Fp8Scores {
                  kv_tile < end; kv_tile += C::kScoreGroups) {
                 const uint32_t number = kv_tiles + kv_tile - begin;
                 float d[N / 2];
-                // With five stages a group waits for every second use of a stage. The use before
-                // this one was five KV tiles ago and is over: after it, the other group published
+                // With five stages, a group waits for every second use of a stage. The use before
+                // this one was five KV tiles ago, and is over. After it, the other group published
                 // the maxima of the third KV tile before this one, and this group has waited for
                 // them.
                 s.latent_full[ring.stage].wait(ring.phase);
                 multiply(d, c.latent_stage(ring.stage), latent_from, rope_from);
-                // True if a token that only later query tokens see has a NaN. Every row's score
-                // then is NaN, whether or not the row may see it, so one of a lane's rows tells.
+                // True if a token that only later query tokens see has a NaN. The scores of this
+                // token are then NaN in every row, even in rows that may not see it. One of a
+                // lane's rows is therefore enough to find it.
                 bool contaminates = false;
                 if ((kv_tile + 1) * kTileTokens > seen_by_all) {
                     if (seen_by_all < item.kv_len)
@@ -114,12 +115,12 @@ struct Fp8Scores {
                         if (column + 8 >= limit) d[at_column(i) + 2] = -INFINITY;
                     }
                 }
-                // The stages of the probabilities alternate, as the groups do. The wait for one
-                // below is the group's own, for every use of it.
+                // The stages of the probabilities alternate, as the groups do. A group therefore
+                // waits below for every use of a stage that it writes.
                 static_assert(L::kProbabilityStages == 2);
                 const int stage = number & 1;
                 if (kv_tile > begin) adopt_other_maxima(maximum, sum, number - 1, quad);
-                // All warps have read the tile's tokens, too.
+                // After this barrier, all warps have also read the tile's tokens.
                 const bool raise = sync_group_or(group, exceeds(d, maximum, scale));
 
                 s.scores_empty[stage].wait((number >> 1 & 1) ^ 1);
@@ -139,13 +140,14 @@ struct Fp8Scores {
                 store_probabilities(d, probabilities(stage), warp, lane);
                 ptx::fence_proxy_async();
                 __syncwarp();
-                // The lanes that write factors arrive, for the other lanes' probabilities, too.
+                // The lanes that wrote factors arrive. They arrive for the other lanes'
+                // probabilities, too.
                 if (lane < 4) s.scores_full[stage].arrive();
                 ring.advance(C::kScoreGroups);
             }
             kv_tiles += end - begin;
-            // The last KV tile's maxima, too, are waited for: no phase is left out, and the sums
-            // are all relative to the same maxima.
+            // The last KV tile's maxima are waited for, too. No phase is therefore left out, and
+            // all sums are relative to the same maxima.
             if (begin < end && ((kv_tiles ^ group) & 1) == 0)
                 adopt_other_maxima(maximum, sum, kv_tiles - 1, quad);
 
@@ -175,7 +177,7 @@ struct Fp8Scores {
         return found;
     }
 
-    // Scores become probabilities, which are added to their rows' sums.
+    // Turns scores into probabilities, and adds these to their rows' sums.
     __device__ __forceinline__ static void exponentials(float (&d)[N / 2],
                                                         const float (&maximum)[N / 4],
                                                         float (&sum)[N / 4], float scale) {
@@ -204,7 +206,8 @@ struct Fp8Scores {
         s.stats_full.arrive();
     }
 
-    // One group of the scores. The numbers of barriers are constants of the instructions.
+    // Synchronises one group of the scores. The numbers of barriers have to be constants in the
+    // instructions.
     __device__ static void sync_group(int group) {
         if (group == 0)
             ScoresBarrier::sync();
@@ -234,7 +237,7 @@ struct Fp8Scores {
         const int warp = thread >> 5, lane = thread & 31;
         const int first = c.first_row(item), valid = c.rows(item);
         if (thread < N) s.reference[thread] = -INFINITY;
-        // Two values at a time, to where the instructions look for them.
+        // Each lane moves two values at a time to the place where the instructions look for them.
 #pragma unroll 1
         for (int r = warp; r < N; r += 4) {
             const int row = first + r, token = token_of(row, p.inverse_heads),
@@ -302,8 +305,8 @@ struct Fp8Scores {
                                       __uint_as_float(two & 0xffff0000) * factor);
     }
 
-    // Waits until the other group of the scores has published the maxima of its KV tile of this
-    // number, and adopts what that raised.
+    // Waits until the other group of the scores has published the maxima of KV tile `number`, and
+    // adopts those that it has raised.
     __device__ void adopt_other_maxima(float (&maximum)[N / 4], float (&sum)[N / 4],
                                        uint32_t number, int quad) const {
         if constexpr (C::kScoreGroups == 2) {
@@ -313,7 +316,7 @@ struct Fp8Scores {
     }
 
     // Reads the current reference maxima of this lane's columns, and multiplies their sums by the
-    // factors of the last rise. Writes these to `factor` as well, unless it is null.
+    // factors of the last rise. Also writes these factors to `factor`, unless it is null.
     __device__ void take_raised(float (&maximum)[N / 4], float (&sum)[N / 4], int column,
                                 float* factor) const {
 #pragma unroll
@@ -330,8 +333,8 @@ struct Fp8Scores {
         }
     }
 
-    // The first of the two accumulators that lie in a lane's i-th column; the other, of the eighth
-    // token after it, is two further.
+    // The first of the two accumulators that lie in a lane's i-th column. The other one, for the
+    // eighth token after this one's, is two further.
     __device__ static constexpr int at_column(int i) { return 4 * (i >> 1) + (i & 1); }
 
     // d = K Q^T for a KV tile. A step takes 64 values: 16 bytes of each of the lane's two
@@ -349,8 +352,8 @@ struct Fp8Scores {
                 stage + (step >> 1) * L::kGroupBytes + (latent_from ^ ((step & 1) << 4));
             return {ptx::ld_shared_v4(from), ptx::ld_shared_v4(from + 1024)};
         };
-        // Each MMA's operand is converted while those before are in flight: a warp that issues
-        // one waits until they are nearly done.
+        // Each MMA's operand is converted while earlier MMAs are in flight. A warp that issues an
+        // MMA waits until the earlier ones are nearly done.
         constexpr int buffers = 3;
         uint32_t a[buffers][4];
         Words words = load(0);
@@ -380,8 +383,8 @@ struct Fp8Scores {
         ptx::wgmma_wait_group<0>();
     }
 
-    // Zeroes the latent values of tokens past the end: there may be anything there, and 0 * NaN is
-    // NaN.
+    // Zeroes the latent values of tokens past the end. Memory may hold anything there, and 0 * NaN
+    // is NaN.
     __device__ void clear_tail(uint32_t stage, int tokens, int thread) const {
 #pragma unroll 1
         for (int i = tokens * 8 + thread; i < kTileTokens * 8; i += 128) {
@@ -392,10 +395,10 @@ struct Fp8Scores {
     }
 
     // Clears the NaN among the latent values of a warp's tokens from `begin` to `end`. A row that
-    // sees these tokens already has NaN in its scores. Places behind the last token are
-    // clear_tail's.
+    // sees these tokens already has NaN in its scores. clear_tail clears the places behind the last
+    // token.
     __device__ void clear_hidden(uint32_t stage, int begin, int end, int warp, int lane) const {
-        // Or what follows from them would be computed before, and spilled.
+        // Without this, values that depend on these would be computed earlier, and spilled.
         asm volatile("" : "+r"(warp), "+r"(lane));
         const int last = min(end, warp * 16 + 16);
 #pragma unroll 1
@@ -405,8 +408,8 @@ struct Fp8Scores {
     }
 
     // Reduces the columns over the eight lanes that share them, and writes the results to `to`. In
-    // each step two lanes divide their columns between them; if there is only one column left, both
-    // have it.
+    // each step, two lanes divide their columns between them. If only one column is left, both have
+    // it.
     template <int distance = 4, int count, typename Combine>
     __device__ static void combine_columns(const float (&value)[count], float* to, int lane,
                                            Combine combine) {
@@ -440,8 +443,8 @@ struct Fp8Scores {
                                  float (&sum)[N / 4], float scale, int stage, int group, int warp,
                                  int lane) const {
         const int thread = warp * 32 + lane;
-        // Were it known to be what the output warpgroups have, too, it would be computed before the
-        // roles part, and spilled.
+        // The asm hides that the output warpgroups have the same number. The compiler would
+        // otherwise compute it before the roles part, and spill it.
         int column = 2 * (lane & 3);
         asm volatile("" : "+r"(column));
         float top[N / 4];
@@ -460,13 +463,13 @@ struct Fp8Scores {
             if (rises) s.reference[thread] = of_row - kHeadroom;
         }
         sync_group(group);
-        // Written by the threads that then arrive for the output.
+        // The threads that then arrive for the output write the factors.
         take_raised(maximum, sum, column,
                     warp == 0 && lane < 4 ? &s.factor[stage][column] : nullptr);
     }
 
-    // Writes P as a K-major panel, row = query row, 64 tokens, from accumulators whose rows are
-    // tokens.
+    // Writes P as a K-major panel. A row of the panel is a query row, with 64 tokens. The rows of
+    // the accumulators are tokens.
     __device__ static void store_probabilities(const float (&d)[N / 2], uint32_t tile, int warp,
                                                int lane) {
         const int row = (lane >> 4) * 8 + (lane & 7), chunk = 2 * warp + (lane >> 3 & 1);

@@ -1,4 +1,4 @@
-// Queries of bf16; a cache of bf16 or of e4m3.
+// Kernels for queries of bf16, and a cache of bf16 or e4m3.
 #include "../launch.cuh"
 
 namespace mla::sm90::decode {

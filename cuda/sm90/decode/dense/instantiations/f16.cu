@@ -1,4 +1,4 @@
-// Queries of f16; a cache of f16 or of e4m3.
+// Kernels for queries of f16, and a cache of f16 or e4m3.
 #include "../launch.cuh"
 
 namespace mla::sm90::decode {

@@ -26,9 +26,9 @@ struct PlainCacheProducer {
         if (lane == 4) ptx::prefetch_tensormap(&maps.cache_rope);
     }
 
-    // Brings half of the latent panels of a KV tile into L2. The memory is idle until the first
-    // copies, which come when the work has been planned; it is slower with all of a KV tile at
-    // once.
+    // Prefetches half of the latent panels of a KV tile into L2. The first copies come when the
+    // work has been planned, and the memory is idle until then. Prefetching all of a KV tile at
+    // once is slower.
     __device__ void prefetch_kv_tile(const TensorMaps& maps, PagePosition kv_tile) const {
         const ptx::CachePolicy policy = ptx::createpolicy_evict_first();
 #pragma unroll 1
@@ -51,8 +51,8 @@ struct PlainCacheProducer {
     }
 
   private:
-    // Copies the nine panels of a KV tile as stages become free: whole, or run by run from up to
-    // four pages.
+    // Copies the nine panels of a KV tile as stages become free. They are copied whole, or run by
+    // run from up to four pages.
     template <bool whole>
     __device__ __forceinline__ void load_kv_tile(const TensorMaps& maps, LatentState& latent,
                                                  RopeState& rope, int tokens, const int (&page)[4],
@@ -97,14 +97,14 @@ struct PlainCacheProducer {
         rope.advance(1);
     }
 
-    // Called by the thread that fills the rings, the only one that waits for every use of a stage:
-    // a wait tells a phase from the next one, but not from the one after that. For the same reason
-    // it waits until the queries of the previous work item have been taken.
+    // Called by the thread that fills the rings. It is the only thread that waits for every use of
+    // a stage. A wait tells a phase from the next one, but not from the one after that. For the
+    // same reason, this thread waits until the queries of the previous work item have been taken.
     __device__ void make_room_for_held(LatentState& latent, RopeState& rope, uint32_t held) const {
         if constexpr (C::kHeldPanels > 0) {
             // The first held queries go to stages that are free from the start, so their copy does
-            // not wait for this thread. Nor must this thread wait for them: they may
-            // have been taken by now.
+            // not wait for this thread. This thread must not wait for them either: they may have
+            // been taken by now.
             if (held > 0) {
                 s.held_query_taken.wait((held & 1) ^ 1);
 #pragma unroll
@@ -113,7 +113,7 @@ struct PlainCacheProducer {
                 s.rope_empty[rope.stage].wait(rope.phase ^ 1);
                 s.held_query_empty.arrive();
             }
-            // These bring nothing, but count every use of a stage.
+            // These arrivals bring no data, but they count every use of a stage.
 #pragma unroll
             for (int i = 0; i < C::kHeldStages; ++i) s.latent_full[latent.stage + i].arrive();
             s.rope_full[rope.stage].arrive();

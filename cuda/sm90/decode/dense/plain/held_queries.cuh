@@ -5,8 +5,8 @@
 
 namespace mla::sm90::decode {
 
-// Query panels that the scores warpgroup holds in registers (more than 64 rows) come through the
-// rings, before the first KV tile of each work item.
+// With more than 64 rows, the scores warpgroup holds some query panels in registers. They come
+// through the rings, before the first KV tile of each work item.
 template <class C>
 struct HeldQueries {
     using LatentState = typename C::LatentState;

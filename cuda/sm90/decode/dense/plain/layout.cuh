@@ -2,9 +2,10 @@
 //
 //   [query panels][latent ring: stages of 2 or 4 panels][rope ring: stages of 1 panel][Control]
 //
-// There are nine query panels (N rows by 64 values). Four or all lie here; the scores warpgroup
-// holds the others. A KV tile is eight latent panels and one of the rotary part. A rope panel is
-// dead once the scores are computed: the probabilities of its KV tile are written over it.
+// There are nine query panels (N rows by 64 values). Four or all of them lie here; the scores
+// warpgroup holds the others. A KV tile is eight latent panels and one of the rotary part. Once the
+// scores are computed, a rope panel is no longer needed: the probabilities of its KV tile are
+// written over it.
 //
 // The latent panels of a KV tile lie in the ring in the order of their values, and alternate
 // between the two output warpgroups. Both therefore finish a pair of panels at the same time, its
@@ -19,9 +20,9 @@ template <int N, bool by_rows>
 struct PlainLayout {
     static constexpr int kKvTileBytes = kTileTokens * (kLatent + kRope) * 2;
     static constexpr int kQueryPanelBytes = N * 128;
-    // If the output is by rows, every other one of the latent panels lies here, so that reads of
-    // shared memory are spread evenly over a KV tile; the first one and every other from there, and
-    // the rope panel, are held in registers.
+    // If the output is by rows, every other latent panel lies here. Reads of shared memory are thus
+    // spread evenly over a KV tile. The first latent panel, every other one from there, and the
+    // rope panel are held in registers.
     static constexpr int kQueryPanels = by_rows ? 4 : 9;
     // First value of the first panel here, and the distance from panel to panel, in values.
     static constexpr int kFirstQueryValue = by_rows ? 64 : 0, kQueryValues = by_rows ? 128 : 64;
@@ -29,52 +30,56 @@ struct PlainLayout {
     // Panels of a stage, which are copied and waited for together.
     static constexpr int kStagePanels = by_rows ? 4 : 2;
     static constexpr int kLatentStageBytes = kStagePanels * kPanelBytes;
-    // All stages that there is room for.
+    // Number of stages: all that there is room for.
     static constexpr int kLatentStages = by_rows   ? 20 / kStagePanels
                                          : N == 64 ? 8
                                          : N == 32 ? 9
                                                    : 11;
     static constexpr int kRopeStages = N == 64 && !by_rows ? 2 : 3;
-    // Stages that copies may be in flight to at the same time: 64 KiB. More of them make memory
-    // slower, above all while it has to write lines back.
+    // Number of stages that copies may be in flight to at the same time: 64 KiB. More of them make
+    // memory slower, above all while it has to write lines back.
     static constexpr int kStagesInFlight = by_rows ? kLatentStages : 4;
     static constexpr int kRingBytes = kLatentStages * kLatentStageBytes + kRopeStages * kPanelBytes;
-    // The scores' rows: 16 to a warp, though there may be fewer.
+    // Number of rows of the scores. A warp has 16, though there may be fewer.
     static constexpr int kRows = N < 16 ? 16 : N;
 
     // The arguments of CommonControl are numbers of arrivals. Warps 0 and 1, the scores and the
-    // output arrive for the queue; all score threads arrive for the stats, each also for the zeros
-    // that it wrote behind the last token.
+    // output arrive for the queue. All score threads arrive for the stats. Their arrivals also
+    // cover the zeros that they wrote behind the last token.
     struct Control : CommonControl<32 * (1 + 1 + 4 + 8), 128> {
-        // A stage is full when TMA's bytes have come and the lane that expects them has arrived;
-        // the bytes of held queries come to a barrier of their own, so here that lane alone
-        // arrives. A stage is empty when a lane of each output warp has arrived, behind its MMAs;
-        // after held queries, when two lanes of each score warp have.
+        // A stage is full when TMA's bytes have come and the lane that expects them has arrived. If
+        // it has held queries, only that lane arrives here, since their bytes come to a barrier of
+        // their own. A stage is empty when a lane of each output warp has arrived, after its MMAs.
+        // If it had held queries, it is empty when two lanes of each score warp have arrived.
         Barrier<1> latent_full[kLatentStages], rope_full[kRopeStages];
         Barrier<kOutputWarps> latent_empty[kLatentStages], rope_empty[kRopeStages];
-        // A work item's queries. TMA, or the lanes of warp 1, arrive when they are there, and all
-        // threads of the scores behind the last MMAs.
+        // A work item's queries. TMA, or the lanes of warp 1, arrive when the queries are there.
+        // All threads of the scores arrive after the last MMAs.
         Barrier<0> query_full;
         Barrier<128> query_empty;
-        // Held queries. The lane that copies the cache arrives when their stages are empty, but not
-        // for the first ones, whose stages are empty from the start. The second barrier is as
-        // query_full. All score threads arrive at the third when their reads have returned.
+        // Held queries. The lane that copies the cache arrives at the first barrier when their
+        // stages are empty. It does not arrive for the first held queries, whose stages are empty
+        // from the start. The second barrier is like query_full. All score threads arrive at the
+        // third when their reads have returned.
         Barrier<1> held_query_empty;
         Barrier<0> held_query_full;
         Barrier<128> held_query_taken;
-        // The places behind a work item's last token have been cleared, if the item ends within a
-        // KV tile and queries are not copied by TMA: all score threads, each for its own zeros.
+        // Complete when the places behind a work item's last token have been cleared. This is
+        // needed if the item ends within a KV tile and queries are not copied by TMA. All score
+        // threads arrive, each for its own zeros.
         Barrier<128> tail_cleared;
-        // Per KV tile: its probabilities and factors are there (the lanes that write factors); all
-        // MMAs of its scores have been issued (lane 0 of each score warp; only for output by rows).
+        // These have a phase for each KV tile. When its probabilities and factors are there, the
+        // lanes that write factors arrive. When all MMAs of its scores have been issued, lane 0 of
+        // each score warp arrives (only for output by rows).
         Barrier<32> scores_full[kRopeStages];
         Barrier<4> scores_issued[kRopeStages];
-        // Passed to the output with the probabilities: a flag per warp, set if a factor is not 1,
-        // and the factors of the accumulators.
+        // The scores pass these to the output with the probabilities. `any_factor` has a flag for
+        // each warp, which is set if a factor is not 1. `factor` has the factors of the
+        // accumulators.
         alignas(16) int4 any_factor[kRopeStages];
         float factor[kRopeStages][kRows];
-        // Row maximum (in units of log2) and sum of a finished work item, and what its output is
-        // multiplied by.
+        // For each row of a finished work item: its maximum (in units of log2), its sum, and the
+        // factor of its output.
         float maximum[kRows], sum[kRows], inverse[kRows];
 
         __device__ void init(const KernelParams& p) {
@@ -108,8 +113,8 @@ struct PlainLayout {
     static constexpr int kRingOffset = kQueryBytes;
     static constexpr int kControlOffset = kRingOffset + kRingBytes;
     static constexpr int kBytes = kControlOffset + int(sizeof(Control));
-    // 1024 bytes at most are lost to alignment; the runtime places dynamic shared memory on 1024
-    // when nothing static stands before it.
+    // At most 1024 bytes are lost to alignment. The runtime places dynamic shared memory on a
+    // multiple of 1024 if nothing static comes before it.
     static_assert(kBytes <= kSharedLimit, "the CTA does not fit an SM");
 };
 

@@ -1,4 +1,4 @@
-// O += V^T P^T over the KV tiles of each work item, and what becomes of it.
+// Sums the output over the KV tiles of each work item, and writes it, or its partial result.
 #pragma once
 
 #include "../splits.cuh"
@@ -6,7 +6,7 @@
 
 namespace mla::sm90::decode {
 
-// Two warpgroups, 256 latent values each.
+// Two warpgroups, with 256 latent values each.
 template <class C>
 struct PlainOutput {
     using Sums = typename C::Sums;
@@ -34,8 +34,8 @@ struct PlainOutput {
             Sums sums;
             sums.clear();
             if (begin < end) HeldQueries<C>::skip(latent, rope);
-            // The score MMAs of later KV tiles are waited for below until they are issued, each
-            // ahead of its tile.
+            // Waits until the score MMAs of the first KV tile have been issued. Those of later KV
+            // tiles are waited for below, each before its tile.
             if (C::kByRows && begin < end) s.scores_issued[scored.stage].wait(scored.phase);
 #pragma unroll 1
             for (int kv_tile = begin; kv_tile < end; ++kv_tile) {
@@ -55,7 +55,7 @@ struct PlainOutput {
 #pragma unroll
                 for (int step = 0; step < Sums::kSteps; ++step) {
                     if (C::kByRows && step == Sums::kSteps - 1) {
-                        // The last step is left for the time of the next KV tile's softmax.
+                        // The last step runs during the next KV tile's softmax.
                         finish_step(std::integral_constant<int, 0>());
                         RopeState next = scored;
                         next.advance(1);
@@ -77,7 +77,7 @@ struct PlainOutput {
                     finish_step(std::integral_constant<int, 2>());
                 }
                 if constexpr (C::kByRows) {
-                    // The first half is complete: it goes out while the second one is summed.
+                    // The first half is complete. It is written while the second one is summed.
                     if (kv_tile + 1 == end && item.splits == 1) {
                         s.stats_full.wait(queue.count & 1);
                         sums.write_half(0, c.output_rows(item), s.inverse, thread);

@@ -1,4 +1,5 @@
-// Copies the query panels of each work item: by TMA if rows lie evenly spaced, else row by row.
+// Copies the query panels of each work item. TMA copies them if rows are evenly spaced; otherwise
+// they are copied row by row.
 #pragma once
 
 #include "../../../../common/swizzle.cuh"
@@ -6,7 +7,7 @@
 
 namespace mla::sm90::decode {
 
-// Warp 1.
+// Run by warp 1.
 template <class C>
 struct PlainQueryProducer {
     using L = typename C::L;
@@ -33,9 +34,9 @@ struct PlainQueryProducer {
     }
 
   private:
-    // Calls load(item, full, tiles, where) for the queries of each work item: first the held
-    // panels, then those that stay in shared memory. where(i) returns the place and the first value
-    // of panel i.
+    // Calls load(item, full, tiles, where) for the queries of each work item. It is called first
+    // for the held panels, and then for those that stay in shared memory. where(i) returns the
+    // place and the first value of panel i.
     template <typename Load>
     __device__ void load_query_panels(Load load) {
         uint32_t held = 0;
@@ -45,7 +46,7 @@ struct PlainQueryProducer {
         for (const WorkItem* next; (next = c.acquire(queue)); c.release(queue)) {
             const WorkItem& item = *next;
             const int kv_tiles = item.kv_tile_end - item.kv_tile_begin;
-            // The same code for both, since code is fetched as it is run.
+            // Both kinds of panels use the same code, since code is fetched when it is run.
 #pragma unroll 1
             for (int hold = C::kHeldPanels > 0 && kv_tiles > 0; hold >= 0; --hold) {
                 // No lane may be left behind at a wait while the one that copies goes on.
@@ -72,7 +73,7 @@ struct PlainQueryProducer {
         }
     }
 
-    // The latent panels that come together are a box of N rows, all of them or every other one.
+    // A box of N rows has the latent panels that come together: all of them, or every other one.
     __device__ void load_even_query(const CUtensorMap* latent, const CUtensorMap* rope) {
         load_query_panels([&](const WorkItem& item, const Barrier<0>& full, int tiles, auto where) {
             if ((threadIdx.x & 31) != 0) return;
@@ -85,10 +86,11 @@ struct PlainQueryProducer {
         });
     }
 
-    // For queries that are not evenly spaced.
+    // Loads queries that are not evenly spaced.
     __device__ void load_query() {
         const int thread = threadIdx.x & 31;
-        // Tails that have been waited for, and whether the work item before this one has another.
+        // Number of tails that have been waited for. `tail` is true if the previous work item has
+        // another one.
         uint32_t tails = 0;
         bool tail = false;
         load_query_panels([&](const WorkItem& item, const Barrier<0>& full, int tiles, auto where) {
@@ -117,9 +119,10 @@ struct PlainQueryProducer {
             ptx::fence_proxy_async();
             if (C::kHeldPanels > 0 && tiles == L::kQueryPanels) {
                 // This waits for a phase of tail_cleared. The stages of the next held queries may
-                // include the one in which the previous work item ended, but not the one before
-                // that, since the ring is too long. No later tail is cleared before this item's
-                // queries are there, so the wait cannot miss its phase.
+                // include the one in which the previous work item ended. They do not include the
+                // one in which the item before that ended, because the ring is too long. No later
+                // tail is cleared before this item's queries are there, so the wait cannot miss its
+                // phase.
                 if (tail) s.tail_cleared.wait(tails++ & 1);
                 tail = item.kv_tile_begin < item.kv_tile_end &&
                        item.kv_tile_end * kTileTokens > item.kv_len;

@@ -9,7 +9,7 @@
 
 namespace mla::sm90::decode {
 
-// One warpgroup: S = Q K^T, softmax, P.
+// One warpgroup computes S = Q K^T, the softmax, and P.
 template <class C>
 struct PlainScores {
     using L = typename C::L;
@@ -31,7 +31,7 @@ struct PlainScores {
         // State of the ring of softmax results (factors, P). Unlike `rope`, it does not advance for
         // stages that hold queries.
         RopeState rope, scored;
-        // Work items whose queries have been held.
+        // Number of work items whose queries have been held.
         uint32_t held = 0;
         PipelineCounter<kQueuedItems> queue;
         for (const WorkItem* next; (next = c.acquire(queue)); c.release(queue)) {
@@ -75,7 +75,8 @@ struct PlainScores {
                     exponentials(d, 0, max0, sum0, factor0);
                     exponentials(d, 2, max1, sum1, factor1);
                 }
-                // The writes below go to panels that the other warps' MMAs have to be done with.
+                // The writes below go to panels that the MMAs of other warps read. These MMAs have
+                // to be done.
                 ScoresBarrier::sync();
                 const int tokens = kv_len - kv_tile * kTileTokens;
                 if (tokens < kTileTokens) {
@@ -89,7 +90,7 @@ struct PlainScores {
                 if (contaminates)
                     clear_hidden(latent, max(seen_by_all - kv_tile * kTileTokens, 0),
                                  min(tokens, kTileTokens), thread);
-                // TMA waited for the same before it filled the stage.
+                // TMA has waited for the same phase before it filled the stage.
                 s.rope_empty[rope.stage].wait(rope.phase ^ 1);
                 if (has_rows) {
                     const bool any = __any_sync(
@@ -103,7 +104,8 @@ struct PlainScores {
                 }
                 ptx::fence_proxy_async();
                 __syncwarp();
-                // The lanes that wrote factors arrive, for the other lanes' probabilities, too.
+                // The lanes that wrote factors arrive. They arrive for the other lanes'
+                // probabilities, too.
                 if ((lane & 3) == 0) s.scores_full[scored.stage].arrive();
                 latent.advance(C::kKvTileStages);
                 rope.advance(1);
@@ -113,8 +115,8 @@ struct PlainScores {
 
             s.stats_empty.wait((queue.count & 1) ^ 1);
             if (has_rows) hand_over(row0, row1, max0, max1, sum0, sum1);
-            // Covers what this thread wrote here, and the zeros behind the last token: the output
-            // will combine splits in the memory where they lie.
+            // This arrival covers what this thread wrote here, and also the zeros behind the last
+            // token. The output will combine splits in the memory in which these lie.
             s.stats_full.arrive();
             if (has_rows && item.splits == 1)
                 write_lses(item, first, row0, row1, max0, max1, sum0, sum1);
@@ -122,7 +124,7 @@ struct PlainScores {
     }
 
   private:
-    // S = Q K^T of a KV tile, in flight: as its panels arrive.
+    // Issues the MMAs of S = Q K^T for a KV tile, as its panels arrive.
     template <typename Queries>
     __device__ __forceinline__ void multiply(float (&d)[32], const Queries& query,
                                              const LatentState& latent,
@@ -139,7 +141,7 @@ struct PlainScores {
         multiply_panel(d, query, 8, c.rope_stage(rope.warp_uniform().stage), 1);
     }
 
-    // Hides the tokens from their rows' limits on; `column` is the first of this lane's.
+    // Masks the tokens from their rows' limits on. `column` is this lane's first token.
     __device__ __forceinline__ static void mask(float (&d)[32], int column, int limit0,
                                                 int limit1) {
 #pragma unroll
@@ -151,7 +153,8 @@ struct PlainScores {
         }
     }
 
-    // The maxima and sums of a work item's rows, for the output. Each lane of four has the sums.
+    // Publishes the maxima and sums of a work item's rows for the output. Each of a row's four
+    // lanes gets the row's sum.
     __device__ __forceinline__ void hand_over(int row0, int row1, float max0, float max1,
                                               float& sum0, float& sum1) const {
         sum0 += __shfl_xor_sync(~0u, sum0, 1);
@@ -167,7 +170,7 @@ struct PlainScores {
         s.inverse[row1] = c.inverse_of(sum1);
     }
 
-    // The log-sum-exps of a work item that is the only split.
+    // Writes the log-sum-exps of a work item that is the only split.
     __device__ __forceinline__ void write_lses(const WorkItem& item, int first, int row0, int row1,
                                                float max0, float max1, float sum0,
                                                float sum1) const {
@@ -223,14 +226,15 @@ struct PlainScores {
                 ptx::ldmatrix_x4(*reinterpret_cast<uint32_t (*)[4]>(&query[t][4 * k]),
                                  HeldQueries<C>::panel(c, t, latent, rope) +
                                      swizzled<128>(row, 2 * k + (lane >> 4)));
-        // TMA will overwrite what these lanes have read. An arrival does not wait for earlier loads
-        // to return; the fence does. Behind the barrier of the warpgroup, that holds for all lanes
-        // (docs/log/decode.md, "Correctness").
+        // TMA will overwrite what these lanes have read. An arrival does not wait until earlier
+        // loads have returned, but the fence does. After the barrier of the warpgroup, the loads of
+        // all lanes have returned (docs/log/decode.md, "Correctness").
         ptx::fence_proxy_async();
         ScoresBarrier::sync();
         s.held_query_taken.arrive();
         __syncwarp();
-        // Instead of the eight warps that free a KV tile's stages.
+        // Two lanes of each of these four warps arrive, instead of the eight warps that free a KV
+        // tile's stages.
         if (lane < 2) {
             s.rope_empty[rope.stage].arrive();
 #pragma unroll
@@ -239,8 +243,8 @@ struct PlainScores {
         HeldQueries<C>::skip(latent, rope);
     }
 
-    // Zeroes the latent values of tokens past the end: there may be anything there, and 0 * NaN is
-    // NaN.
+    // Zeroes the latent values of tokens past the end. Memory may hold anything there, and 0 * NaN
+    // is NaN.
     __device__ void clear_tail(LatentState tile, int tokens, int thread) const {
         for (int t = 0; t < 8 / L::kStagePanels; ++t) {
             const uint32_t stage = c.latent_stage(tile.stage);
@@ -254,7 +258,7 @@ struct PlainScores {
     }
 
     // True if a score of a warp's rows is NaN or infinite, even if the row may not see it. A token
-    // with such a value has no finite score in any row, so half of the rows suffice.
+    // with a value that is not finite has no finite score in any row, so half of the rows suffice.
     __device__ static bool any_not_finite(const float (&d)[32]) {
         float sum[2] = {0.f, 0.f};
 #pragma unroll
@@ -266,11 +270,12 @@ struct PlainScores {
     }
 
     // Clears values that are not finite among the latent values of these tokens, which some rows do
-    // not see; rows that see them already have NaN in their scores. Every warp that has rows finds
-    // such a token, so each clears a share. Places behind the last token are clear_tail's.
+    // not see. Rows that see the tokens already have NaN in their scores. Every warp that has rows
+    // finds such tokens, so each clears a share. clear_tail clears the places behind the last
+    // token.
     __device__ void clear_hidden(LatentState tile, int begin, int end, int thread) const {
         constexpr int threads = N < 16 ? 32 : N / 16 * 32;
-        // Or what follows from it would be computed before, and spilled.
+        // Without this, values that depend on it would be computed earlier, and spilled.
         asm volatile("" : "+r"(thread));
 #pragma unroll 1
         for (int i = 0; i < 8 / L::kStagePanels; ++i) {
@@ -313,7 +318,7 @@ struct PlainScores {
         sum = fmaf(sum, factor, total[0] + total[1]);
     }
 
-    // Writes P as a K-major panel: row = query row, 64 tokens.
+    // Writes P as a K-major panel. A row of the panel is a query row, with 64 tokens.
     __device__ static void store_probabilities(const float (&d)[32], uint32_t tile, int warp,
                                                int lane) {
         const int row = warp * 16 + (lane & 15);

@@ -2,10 +2,10 @@
 //
 //   [query panels][latent ring: stages of 4 panels][rope ring: stages of 1 panel][Control]
 //
-// A panel is 64 rows of 64 values of 16 bits, swizzled. Some of the nine query panels lie here, and
-// the scores hold the others in registers. A KV tile is eight latent panels, that is two stages,
-// and one of the rotary part. A rope panel is dead when the scores are computed: the tile's
-// probabilities are written over it.
+// A panel is 64 rows of 64 values of 16 bits, swizzled. Four of the nine query panels lie here, and
+// the scores hold the others in registers. A KV tile is eight latent panels, which take two stages,
+// and one panel of the rotary part. Once the scores are computed, the rope panel is no longer
+// needed, and the tile's probabilities are written over it.
 #pragma once
 
 #include "../config.cuh"
@@ -17,37 +17,43 @@ constexpr int kStagePanels = 4;
 
 struct WideLayout {
     static constexpr int kRows = 64;
-    // Every other panel is held: reads of shared memory are spread evenly over a KV tile.
+    // Every other panel is held in registers. Reads of shared memory are thus spread evenly over a
+    // KV tile.
     static constexpr int kHeldPanels = 5, kQueryPanels = 4;
     static constexpr int kStageBytes = kStagePanels * kPanelBytes;
     static constexpr int kLatentStages = 5, kRopeStages = 3;
     static constexpr int kRingOffset = kQueryPanels * kPanelBytes;
     static constexpr int kRopeOffset = kRingOffset + kLatentStages * kStageBytes;
     static constexpr int kControlOffset = kRopeOffset + kRopeStages * kPanelBytes;
-    // The pitch keeps neighbouring heads in different banks, for two neighbouring values at a time.
+    // The pitch keeps neighbouring heads in different banks when lanes access two neighbouring
+    // values.
     static constexpr int kPartialPitch = kLatent + 8;
 
-    // Flags that Layout explains.
+    // Layout (../config.cuh) explains these flags.
     static constexpr bool kEndFirst = false, kShort = false;
 
-    // Entries of a list that may wait for their tile.
+    // Maximum number of entries of a list that wait for their tile.
     static constexpr int kPending = 2 * kTileKeys;
 
     struct Control {
-        // Every thread that loads; a lane of each warp of the output.
+        // Every loading thread arrives when a stage is full; a lane of each output warp when it is
+        // empty.
         uint64_t latent_full[kLatentStages], latent_empty[kLatentStages];
-        // Every thread that loads; every thread of the output.
+        // Every loading thread arrives when a stage is full; every output thread when it is empty.
         uint64_t rope_full[kRopeStages], rope_empty[kRopeStages];
-        // A lane of each loading warp; a lane of each warp of the scores and the output.
+        // A lane of each loading warp arrives, and then a lane of each warp of the scores and the
+        // output.
         uint64_t tile_full[kPublishedTiles], tile_empty[kPublishedTiles];
-        // Per KV tile: its probabilities and factors are there (the lanes that write factors); the
-        // MMAs of its scores have been issued (one lane of each score warp).
+        // These have a phase for each KV tile. When its probabilities and factors are there, the
+        // lanes that write factors arrive. When the MMAs of its scores have been issued, one lane
+        // of each score warp arrives.
         uint64_t scores_full[kRopeStages], scores_issued[kRopeStages];
-        // An item's maxima and sums: the lanes that write them; every thread of the output.
+        // An item's maxima and sums. The lanes that write them arrive, and then every output
+        // thread.
         uint64_t stats_full, stats_empty;
-        // Keys of a tile; 0 behind an item's last one.
+        // Number of keys of each tile; 0 behind an item's last tile.
         int keys[kPublishedTiles];
-        // Valid entries of each loading warp that no tile has yet.
+        // Valid entries that a loading warp has found, and that no tile has taken yet.
         uint32_t pending[kLoadWarps][kPending];
         ListEnds ends;
         // True if a factor of a warp's 16 rows is not 1.

@@ -1,16 +1,16 @@
-// Sparse absorbed MLA for Hopper, of more than 32 heads: heads are rows of both GEMMs, 64 of
-// them in a CTA, and keys and values come from panels in shared memory. The cache has values of the
-// queries' dtype.
+// Sparse absorbed MLA for Hopper, for more than 32 heads. Heads are the rows of both GEMMs, and a
+// CTA has 64 of them. Keys and values come from panels in shared memory. The cache has values of
+// the queries' dtype.
 //
 //   load     four warps walk the lists, and copy rows to the ring by cp.async (producer.cuh);
 //   scores   S = Q K^T for a KV tile of 64 keys, softmax, P over the tile's rope panel
 //            (scores.cuh);
 //   output   two warpgroups, each 256 of the 512 latent values: O = O + P V (output.cuh). Half of
-//            a tile's output waits until the next tile's scores have been issued: it is for the
-//            time of their softmax.
+//            a tile's output waits until the next tile's scores have been issued, and then runs
+//            during their softmax.
 //
-// Barriers and who arrives: config.cuh. The stages of a tile need no wait by the output, for which
-// the scores have waited.
+// config.cuh lists the barriers and who arrives. The output does not wait for the stages of a tile,
+// because the scores have waited for them.
 #pragma once
 
 #include "../dependent_launch.cuh"

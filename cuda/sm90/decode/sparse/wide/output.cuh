@@ -1,9 +1,9 @@
-// The output warpgroups of tiles of more than 32 heads: O = O + P V, 256 of the 512 latent values
-// each; every other panel, so that both are done with a stage at the same time.
+// The output warpgroups of tiles of more than 32 heads compute O = O + P V. Each has 256 of the 512
+// latent values, in every other panel. Both therefore finish with a stage at the same time.
 //
-// Accumulators have heads for rows and latent values for columns. Lane 4 g + q of warp w of the
-// warpgroup has, for e = 0 and 1, in acc[s][4 i + e] the latent value latent(s, i) + e of head
-// 16 w + g, and in acc[s][4 i + 2 + e] the same value of head 16 w + g + 8.
+// Accumulators have heads for rows and latent values for columns. For e = 0 and 1, lane 4 g + q of
+// warp w of the warpgroup has in acc[s][4 i + e] the latent value latent(s, i) + e of head 16 w +
+// g. In acc[s][4 i + 2 + e] it has the same value of head 16 w + g + 8.
 #pragma once
 
 #include "../../../../common/quad.cuh"
@@ -22,8 +22,8 @@ struct WideOutput {
     const KernelParams& p;
     typename L::Control& s;
     uint32_t base;
-    // The thread's number among those of both warpgroups; its warpgroup, known to be the same in
-    // all lanes.
+    // The thread's number among those of both warpgroups, and the number of its warpgroup. The
+    // compiler knows that the latter is the same in all lanes.
     int thread, group;
     PipelineState<L::kLatentStages> latent = {};
     PipelineState<L::kRopeStages> rope = {};
@@ -38,7 +38,7 @@ struct WideOutput {
         uint32_t done = 0;
 #pragma unroll 1
         for (int i = TileScheduler::first(p); i < p.items; i += TileScheduler::step(), ++done) {
-            // There is nothing else to do yet.
+            // The output warps have nothing else to do yet.
             prefetch(i + TileScheduler::step());
             find_ends(p, s.ends, i, done, thread);
             Sums acc;
@@ -48,6 +48,7 @@ struct WideOutput {
                 for (int j = 0; j < 64; ++j) acc[half][j] = 0.f;
             bool first = true;
             int keys = wait_for_tile();
+            if (keys > 0) wait_for_issue();
 #pragma unroll 1
             while (keys > 0) {
                 release_tile();
@@ -67,7 +68,7 @@ struct WideOutput {
 
   private:
     // Prefetches an item's queries and the start of its list into L2. Queries are read once, so
-    // they are evict-first: rows of the cache, which other CTAs read too, should stay.
+    // they are evict-first. Rows of the cache should stay, because other CTAs read them, too.
     __device__ void prefetch(int index) const {
         if (index >= p.items) return;
         const WorkItem item(p, index);
@@ -81,7 +82,7 @@ struct WideOutput {
         }
         prefetch_list(p, item, thread);
     }
-    // The keys of the next tile; 0 behind the last one.
+    // Waits for the next tile. Returns its number of keys, which is 0 behind the last tile.
     __device__ int wait_for_tile() const {
         ptx::mbarrier_wait(ptx::shared_address(&s.tile_full[tile.stage()]), tile.phase());
         return __shfl_sync(~0u, s.keys[tile.stage()], 0);
@@ -90,13 +91,18 @@ struct WideOutput {
         free(s.tile_empty[tile.stage()]);
         ++tile.count;
     }
-    // Called by whole warps, of which one lane arrives.
+    // Waits until the MMAs of the next tile's scores have been issued. Each tile is waited for,
+    // even an item's first one, so that no phase of the barrier passes without a wait.
+    __device__ void wait_for_issue() const {
+        ptx::mbarrier_wait(ptx::shared_address(&s.scores_issued[rope.stage]), rope.phase);
+    }
+    // Called by whole warps, and one lane of each arrives.
     __device__ void free(uint64_t& bar) const {
         __syncwarp();
         if ((thread & 31) == 0) ptx::mbarrier_arrive(ptx::shared_address(&bar));
     }
 
-    // Adds a tile, and returns how many keys the one behind it has.
+    // Adds a tile, and returns the number of keys of the next one.
     __device__ int add_tile(Sums& acc, bool first) {
         const auto at = rope.warp_uniform();
         ptx::mbarrier_wait(ptx::shared_address(&s.scores_full[at.stage]), at.phase);
@@ -106,9 +112,8 @@ struct WideOutput {
         add_stage(acc[0], probabilities);
         const int keys = wait_for_tile();
         rope.advance(1);
-        // The second half is for the time of the next tile's softmax.
-        if (keys > 0)
-            ptx::mbarrier_wait(ptx::shared_address(&s.scores_issued[rope.stage]), rope.phase);
+        // The second half runs during the next tile's softmax.
+        if (keys > 0) wait_for_issue();
         add_stage(acc[1], probabilities);
         // All threads arrive: each of them may have read factors.
         ptx::mbarrier_arrive(ptx::shared_address(&s.rope_empty[at.stage]));
@@ -143,8 +148,8 @@ struct WideOutput {
             }
     }
 
-    // Writes the output of an item that has no splits, 16 bytes at a time, as evict-first, as
-    // queries are read.
+    // Writes the output of an item that has no splits, 16 bytes at a time. The output is
+    // evict-first, as the queries are.
     __device__ void write(const Sums& acc, const WorkItem& item) const {
         const int q = thread & 3;
 #pragma unroll

@@ -1,4 +1,4 @@
-// The loading warps of tiles of more than 32 heads: they copy rows of the cache to the ring, as
+// The loading warps of tiles of more than 32 heads. They copy rows of the cache to the ring, as
 // panels that wgmma reads.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace mla::sm90::sparse {
 
-// One of the four warps: 16 rows of each KV tile.
+// One of the four warps. It loads 16 rows of each KV tile.
 struct WideProducer {
     using L = WideLayout;
 
@@ -18,7 +18,8 @@ struct WideProducer {
     PipelineState<L::kRopeStages> rope = {};
     ptx::CachePolicy policy = ptx::createpolicy_evict_first();
 
-    // A loop for each: with the choice inside, whole prompts took a tenth longer.
+    // Each case has a loop of its own. With the choice inside the loop, whole prompts took a tenth
+    // longer.
     __device__ void run() {
         if (walk.p.split)
             walk.run([&](uint32_t taken, int keys) { load<true>(taken, keys); });
@@ -31,7 +32,7 @@ struct WideProducer {
 
     template <bool split>
     __device__ void load(uint32_t taken, int keys) {
-        // Each row of the warp is known to two lanes.
+        // Two lanes look up each row of the warp.
         const int own = walk.warp * kWarpRows + (walk.lane & (kWarpRows - 1));
         const char* row = own < keys ? walk.row(walk.entry(taken + own)) : nullptr;
 #pragma unroll
@@ -42,7 +43,8 @@ struct WideProducer {
                                       walk.s.latent_full[latent.stage]);
             latent.advance(1);
         }
-        // The offset that copy_panels adds is that of a rotary key behind its latent.
+        // copy_panels adds the offset of a rotary key that lies behind its latent. This subtracts
+        // it.
         if (split && row) row = walk.rope(walk.entry(taken + own)) - kLatent * 2;
         copy_panels<1>(row, 2 * kStagePanels, base + L::kRopeOffset + rope.stage * kPanelBytes,
                        walk.s.rope_empty[rope.stage], rope.phase, walk.s.rope_full[rope.stage]);
@@ -50,8 +52,8 @@ struct WideProducer {
     }
 
     // Copies some panels of this warp's rows when their stage is empty. Eight lanes write a whole
-    // line of shared memory: with a row per instruction, whose lanes write to four panels,
-    // everything took a fifth longer.
+    // line of shared memory. If an instruction copied one row, its lanes would write to four
+    // panels, and everything would take a fifth longer.
     template <int panels>
     __device__ void copy_panels(const char* row, int first, uint32_t stage, uint64_t& empty,
                                 uint32_t phase, uint64_t& full) const {
@@ -70,7 +72,7 @@ struct WideProducer {
         ptx::cp_async_mbarrier_arrive_noinc(ptx::shared_address(&full));
     }
 
-    // Copies 16 bytes of a row, or zeros if the row is not there.
+    // Copies 16 bytes of a row. If there is no row, writes zeros.
     __device__ void copy(uint32_t to, const char* row, int offset) const {
         const void* from = row ? row + offset : walk.p.q_latent;
         if (walk.p.read_once)

@@ -1,8 +1,8 @@
-// The scores warpgroup of tiles of more than 32 heads: S = Q K^T, softmax, probabilities to shared
-// memory.
+// The scores warpgroup of tiles of more than 32 heads computes S = Q K^T and the softmax, and
+// writes the probabilities to shared memory.
 //
-// Accumulators have heads for rows and keys for columns. Lane 4 g + q of warp w has, for e = 0
-// and 1, in d[4 i + e] the score of head 16 w + g at key 8 i + 2 q + e, and in d[4 i + 2 + e] the
+// Accumulators have heads for rows and keys for columns. For e = 0 and 1, lane 4 g + q of warp w
+// has in d[4 i + e] the score of head 16 w + g at key 8 i + 2 q + e. In d[4 i + 2 + e] it has the
 // score of head 16 w + g + 8 at the same key.
 #pragma once
 
@@ -56,6 +56,8 @@ struct WideScores {
             next = i + TileScheduler::step();
             if (next < p.items) load_queries(WorkItem(p, next), held);
             finish(WorkItem(p, i), low, high, done);
+            // All warps have read that no tile is left.
+            sync_group();
             release_tile();
         }
     }
@@ -69,9 +71,9 @@ struct WideScores {
         ++tile.count;
     }
 
-    // Issues the loads of the queries, when all MMAs of the previous item are done: every other
-    // panel into shared memory for the MMAs, the others into registers, 16 bytes of a row by each
-    // lane.
+    // Issues the loads of the queries, when all MMAs of the previous item are done. Every other
+    // panel is loaded into shared memory for the MMAs. The other panels are loaded into registers;
+    // each lane loads 16 bytes of a row.
     __device__ void load_queries(const WorkItem& item, Held& held) const {
         constexpr int chunks = 8 * L::kQueryPanels;
 #pragma unroll 1
@@ -96,7 +98,8 @@ struct WideScores {
                 for (int k = 0; k < 2; ++k) {
                     uint4 x = make_uint4(0, 0, 0, 0);
                     if (valid) x = *reinterpret_cast<const uint4*>(from + 64 * k);
-                    // Values are stored as they come: to move them would be to wait for them.
+                    // Values stay in the order in which they come, because moving them would wait
+                    // for the loads.
                     uint32_t* to = held[t] + 8 * k + 4 * half;
                     to[0] = x.x;
                     to[1] = x.y;
@@ -107,7 +110,7 @@ struct WideScores {
         }
     }
 
-    // Waits until the queries are there, and makes operands of those in registers.
+    // Waits until the queries are there, and turns those in registers into operands.
     __device__ void wait_for_queries(Held& held) const {
 #pragma unroll
         for (int t = 0; t < L::kHeldPanels; ++t)
@@ -158,7 +161,7 @@ struct WideScores {
         latent.advance(1);
     }
 
-    // A tile of keys.
+    // Computes the probabilities of a KV tile.
     __device__ void score(const Held& held, Running& low, Running& high, int keys) {
         float d[32];
         const auto at = rope.warp_uniform();
@@ -167,7 +170,8 @@ struct WideScores {
         ptx::mbarrier_wait(ptx::shared_address(&s.latent_full[latent.stage]), latent.phase);
         ptx::mbarrier_wait(ptx::shared_address(&s.latent_full[second.stage]), second.phase);
         ptx::mbarrier_wait(ptx::shared_address(&s.rope_full[at.stage]), at.phase);
-        // Copies that arrive by themselves are not ordered after the thread that issued them.
+        // The copies arrive at their barriers by themselves, so the threads that issued them have
+        // executed no fence after them.
         ptx::fence_proxy_async();
         multiply_stage<0>(d, held);
         multiply_stage<4>(d, held);
@@ -190,9 +194,10 @@ struct WideScores {
         const float factor1 = raise_lazily(high.maximum, row_maximum(d, 2));
         exponentials(d, 0, low, factor0);
         exponentials(d, 2, high, factor1);
-        // Probabilities are written over the rope panel: the other warps' MMAs have to be done.
+        // Probabilities are written over the rope panel, so the MMAs of all warps have to be done.
         sync_group();
-        // Loads of the rope panel have waited for the same: no thread reads its last factors.
+        // The loads of this rope panel have waited for the same phase. After it, no thread still
+        // reads the stage's earlier factors.
         ptx::mbarrier_wait(ptx::shared_address(&s.rope_empty[at.stage]), at.phase ^ 1);
         const bool any = __any_sync(~0u, factor0 != 1.f || factor1 != 1.f);
         if ((lane & 3) == 0) {
@@ -210,7 +215,7 @@ struct WideScores {
                              ptx::cvt_rn_x2<T>(d[4 * i + 6], d[4 * i + 7]));
         ptx::fence_proxy_async();
         __syncwarp();
-        // The lanes that wrote factors arrive, for the other lanes' probabilities, too.
+        // The lanes that wrote factors arrive. They arrive for the other lanes' probabilities, too.
         if ((lane & 3) == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.scores_full[at.stage]));
         rope.advance(1);
     }
@@ -243,7 +248,7 @@ struct WideScores {
         of.sum = fmaf(of.sum, factor, total[0] + total[1]);
     }
 
-    // Tells the output of an item's maxima and sums.
+    // Publishes an item's maxima and sums for the output.
     __device__ void finish(const WorkItem& item, Running low, Running high, uint32_t done) {
         ptx::mbarrier_wait(ptx::shared_address(&s.stats_empty), (done & 1) ^ 1);
 #pragma unroll

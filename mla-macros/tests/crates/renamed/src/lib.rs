@@ -1,6 +1,7 @@
-//! The attribute in a crate that knows mla-runtime, its one dependency, by another name.
+//! A use of the attribute in a crate that knows mla-runtime by another name. It has no other
+//! dependency of the project.
 
-/// An engine may also re-export the runtime, for its own plug-ins.
+/// An engine may also re-export the runtime for its plug-ins.
 pub mod engine {
     pub use ::mla as runtime;
 }

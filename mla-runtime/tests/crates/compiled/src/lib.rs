@@ -1,1 +1,2 @@
-//! A package with kernels of two families, of which the default features compile one: see `tests`.
+//! A package with kernels of two families. The default features compile only one of them: see
+//! `tests`.

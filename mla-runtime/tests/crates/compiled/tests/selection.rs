@@ -1,4 +1,4 @@
-//! Selects backends that do not name the targets of their kernels.
+//! Selects backends whose attributes do not name the targets of their kernels.
 
 use mla_runtime::backend::{DecodeBackend, Entry, PrefillBackend};
 use mla_runtime::model::{DType, MlaDims};
@@ -15,7 +15,7 @@ decode_backend!(EveryGpu on common::Bytes: sm = "80+", dtypes = "bf16");
 
 decode_backend!(OfHopper on common::Bytes: sm = "80+", dtypes = "bf16", feature = "sm90");
 
-// Kernels from elsewhere, whatever the package compiles.
+// These kernels do not depend on the package's families.
 const AT_RUN_TIME: &[&str] = &["compute_80"];
 
 decode_backend!(Elsewhere on common::Bytes: sm = "80+", dtypes = "bf16", compiled = AT_RUN_TIME);

@@ -1,8 +1,8 @@
-//! The cost of a dispatch: one program per way to call a backend, all of which launch the same
-//! kernel.
+//! The cost of a dispatch. There is one program for each way to call a backend. All of them launch
+//! the same kernel.
 //!
-//! The kernel is a function of the C interface, as a CUDA kernel's launch is. It does next to
-//! nothing, so that the instructions counted are those of the dispatch.
+//! The kernel is a function of the C interface, like the launch of a CUDA kernel. It does almost
+//! nothing, so the counted instructions are those of the dispatch.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::c_void;
@@ -41,7 +41,7 @@ pub struct Params {
     pub heads: i32,
 }
 
-/// The kernel's launch.
+/// The launch of the kernel.
 ///
 /// # Safety
 ///
@@ -49,7 +49,7 @@ pub struct Params {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn example_decode(params: *const Params, stream: *mut c_void) -> i32 {
-    // SAFETY: the parameters are what this function's own contract says.
+    // SAFETY: this function's own contract: the parameters are valid.
     unsafe {
         let params = &*params;
         params.out.write_volatile(stream as usize as u8);
@@ -57,16 +57,16 @@ pub unsafe extern "C" fn example_decode(params: *const Params, stream: *mut c_vo
     }
 }
 
-/// Makes an error of a status other than 0.
+/// Makes an error from a status other than 0.
 #[cold]
 #[inline(never)]
 pub fn refused(status: i32) -> Error {
     Error::argument("status", status, 0)
 }
 
-/// A backend that does nothing but launch.
+/// A backend that only launches.
 pub struct Launch {
-    /// The stream that it launches on.
+    /// The stream for the launch.
     pub stream: *mut c_void,
 }
 
@@ -75,7 +75,7 @@ unsafe impl Send for Launch {}
 // SAFETY: the stream is a number that is not dereferenced.
 unsafe impl Sync for Launch {}
 
-/// Its workspace.
+/// The workspace of [`Launch`].
 pub struct LaunchState {
     /// The memory.
     pub workspace: Vec<u8>,
@@ -136,8 +136,8 @@ impl DecodeBackend for Launch {
             out: out.into_bytes().as_mut_ptr(),
             workspace: state.workspace.as_mut_ptr(),
         };
-        // SAFETY: the parameters are on this stack, and the output was checked to be as large as
-        // its shape says.
+        // SAFETY: the parameters are on this stack, and the output was checked to have the size of
+        // its shape.
         match unsafe { example_decode(&params, self.stream) } {
             0 => Ok(()),
             status => Err(refused(status)),
@@ -145,7 +145,7 @@ impl DecodeBackend for Launch {
     }
 }
 
-/// Another backend for the same problem, of lower priority, so that there is a choice.
+/// Another backend for the same problem with a lower priority, so that there is a choice.
 pub struct Other(Launch);
 
 #[mla_backend(sm = "any", dtypes = "bf16")]
@@ -184,7 +184,7 @@ impl DecodeBackend for Other {
         (): &(),
     ) -> Result<()> {
         black_box(());
-        // SAFETY: the caller keeps to the same contract.
+        // SAFETY: the caller keeps the same contract.
         unsafe { DecodeBackend::decode(&self.0, device, call, state, &()) }
     }
 }
@@ -195,7 +195,7 @@ pub type Backends = backends![Other, Launch];
 /// The problem: one token of two heads.
 pub const PROBLEM: Problem = Problem::new(MlaDims::R1, 2, DType::BF16);
 
-/// The backend that the compiler chooses.
+/// The type that the compiler chooses.
 pub type Chosen = best_decode!(Backends, Target::CPU, PROBLEM);
 
 /// The values that an engine keeps for its calls.
@@ -204,9 +204,9 @@ pub struct Engine<B: DecodeBackend<Device = Cpu>> {
     pub device: Cpu,
     /// The backend of a layer.
     pub backend: B,
-    /// Its state.
+    /// The backend's state.
     pub state: B::State,
-    /// Its metadata.
+    /// The backend's metadata.
     pub metadata: B::Metadata,
 }
 
@@ -217,7 +217,7 @@ pub const CONFIG: LayerConfig = LayerConfig::new(PROBLEM, 0.1);
 pub const LIMITS: StepLimits = StepLimits::new(1, 1, 1).with_context_rows(1);
 
 impl<B: DecodeBackend<Device = Cpu>> Engine<B> {
-    /// With a backend of this type.
+    /// An engine with a backend of this type.
     ///
     /// # Errors
     ///
@@ -234,17 +234,17 @@ impl<B: DecodeBackend<Device = Cpu>> Engine<B> {
     }
 }
 
-/// Selects the backends of the program, at run time.
+/// Selects backends at run time.
 ///
 /// # Errors
 ///
-/// If nothing fits.
+/// If no backend fits.
 pub fn select() -> std::result::Result<Selection, mla_runtime::select::SelectionError> {
     Registry::of::<backends![mla_cpu::CpuPrefill], Backends>()?
         .select(&SelectionRequest::new(Target::CPU, PROBLEM))
 }
 
-/// Counts what is allocated.
+/// An allocator that counts allocations.
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
@@ -266,8 +266,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Dispatches as often as the program's first argument says, and prints how many allocations that
-/// took. It is the same code in every program, which is why it takes a pointer.
+/// Dispatches the number of times that the program's first argument gives, and prints the number of
+/// allocations. Every program must run the same code here, so the function takes a pointer.
 ///
 /// # Errors
 ///

@@ -1,9 +1,10 @@
-//! The programs' machine code, instruction counts and allocations.
+//! Checks the programs' machine code, instruction counts and allocations.
 //!
-//! The code is read from the linked programs, by objdump, which comes with the linker. It is
-//! compared with itself, and with the files of `mla-runtime/dispatch`, which the documentation
-//! shows and `cargo xtask goldens --bless` writes. Those hold for the compiler that they name; what
-//! another makes of the programs is held to the same relations.
+//! objdump, which comes with the linker, reads the code from the linked programs. The test compares
+//! the programs with each other. It also compares them with the files of `mla-runtime/dispatch`,
+//! which the documentation shows and `cargo xtask goldens --bless` writes. These files are valid
+//! for the compiler that they name. With another compiler, only the comparison between the programs
+//! applies.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 
 use std::collections::HashMap;
@@ -28,11 +29,11 @@ fn output(program: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// A linked program, as objdump shows it.
+/// A linked program in the output of objdump.
 struct Program {
     code: String,
-    // The functions in the table of addresses, through which functions of other crates and of C are
-    // called.
+    // The functions in the table of addresses. Calls of other crates' functions and of C functions
+    // go through this table.
     addresses: HashMap<u64, String>,
     compiler: String,
 }
@@ -60,7 +61,7 @@ impl Program {
             })
             .collect();
         let comment = output("objdump", &["-s", "-j", ".comment", path]);
-        // The last column, joined: bytes as text.
+        // The last column contains the bytes as text. Its lines are joined.
         let comment: String = comment.lines().filter_map(|line| line.get(43..)).collect();
         let compiler = comment
             .find("rustc version")
@@ -75,7 +76,7 @@ impl Program {
         }
     }
 
-    /// The functions of a name, which is more than one where it is generic.
+    /// The functions of this name. A generic function can have several instances.
     fn functions(&self, name: &str) -> Vec<Vec<String>> {
         let head = format!("<{name}>:");
         let starts = self.code.match_indices(&head);
@@ -84,15 +85,15 @@ impl Program {
             .collect()
     }
 
-    // The instructions of a function whose code begins in the next line, with numbered labels in
-    // place of addresses and names in place of the table's slots.
+    // Returns the instructions of a function whose code begins in the next line. Addresses are
+    // replaced by numbered labels, and slots of the table by names.
     fn function(&self, name: &str, code: &str) -> Vec<String> {
         let lines: Vec<(&str, &str)> = code
             .lines()
             .skip(1)
             .take_while(|line| !line.is_empty())
             .filter_map(|line| line.trim().split_once(":\t"))
-            // These fill the space to the next function.
+            // These instructions fill the space before the next function.
             .filter(|(_, code)| *code != "int3" && !code.starts_with("nop"))
             .collect();
         let jump = |code: &str| -> Option<String> {
@@ -122,7 +123,8 @@ impl Program {
         instructions
     }
 
-    // An instruction with one space, and with a name where it goes through the table of addresses.
+    // Writes an instruction with one space. If it goes through the table of addresses, the name
+    // replaces the slot.
     fn named(&self, code: &str) -> String {
         let (code, comment) = code.split_once('#').unwrap_or((code, ""));
         let slot = comment.split_whitespace().next().and_then(hex);
@@ -186,11 +188,12 @@ fn static_path_costs_nothing() {
 #[test]
 fn selected_path_costs_one_indirection() {
     let (chosen, selected) = (Program::read(CHOSEN), Program::read(SELECTED));
-    // One for each backend that could have been selected; that of the other backend calls it.
+    // There is one instance for each backend that could have been selected. The other backend's
+    // calls it.
     let steps = selected.functions("<mla_dispatch::Engine<B> as selected::Step>::step");
     let step = only(chosen.functions("chosen"));
     assert!(steps.contains(&step), "{step:#?} is none of {steps:#?}");
-    // The code before it loads the method's address and calls it.
+    // The code before the instance loads the method's address and calls it.
     let way = only(selected.functions("selected"));
     let loads = way.iter().filter(|line| line.contains('[')).count();
     let jumps = way
@@ -214,7 +217,7 @@ fn no_way_to_dispatch_allocates() {
     }
 }
 
-// Instructions of a million dispatches, without what the program does around them.
+// Counts the instructions of a million dispatches, without those of the program around them.
 fn instructions(program: &str) -> i64 {
     let run = |dispatches: &str| -> i64 {
         let folder = env!("CARGO_TARGET_TMPDIR");
@@ -244,7 +247,8 @@ fn instructions(program: &str) -> i64 {
 #[test]
 #[ignore = "needs valgrind: cargo test -p mla-dispatch -- --include-ignored"]
 fn a_million_dispatches() {
-    // The lengths of two numbers that are printed: what is left besides the dispatches.
+    // The programs also print two numbers, whose lengths differ. This is the bound on that
+    // difference.
     const PRINTING: i64 = 1000;
     let million = |instructions: i64| (instructions + PRINTING / 2).div_euclid(1_000_000);
     let [by_hand, chosen, selected, registry] =
@@ -258,7 +262,7 @@ fn a_million_dispatches() {
         million(registry)
     );
     assert!((chosen - by_hand).abs() < PRINTING, "{by_hand} {chosen}");
-    // The load, and the call through what was loaded in place of a call that names its target.
+    // The additional instructions are a load and an indirect call instead of a direct one.
     let more = selected - by_hand;
     assert!(more <= 2_000_000 + PRINTING, "{by_hand} {selected}");
 }

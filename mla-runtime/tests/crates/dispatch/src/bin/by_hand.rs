@@ -1,4 +1,5 @@
-//! The code that one would write without this project: take the addresses, call the C function.
+//! The code that a program without this project would have: it takes the addresses and calls the C
+//! function.
 
 use std::hint::black_box;
 
@@ -26,8 +27,8 @@ fn by_hand(engine: &mut Engine<Launch>, call: DecodeCall<'_, Cpu>) -> Result<()>
         out: out.into_bytes().as_mut_ptr(),
         workspace,
     };
-    // SAFETY: the parameters are on this stack, and the output was checked to be as large as its
-    // shape says.
+    // SAFETY: the parameters are on this stack, and the output was checked to have the size of its
+    // shape.
     match unsafe { example_decode(&params, stream) } {
         0 => Ok(()),
         status => Err(refused(status)),

@@ -1,4 +1,4 @@
-//! The backend that the compiler chose.
+//! Calls the backend that the compiler chose.
 
 use std::hint::black_box;
 

@@ -1,4 +1,4 @@
-//! The backend that the registry made, whose type this program never names.
+//! Calls the backend that the registry made. This program never names its type.
 
 use mla_cpu::Cpu;
 use mla_dispatch::{CONFIG, LIMITS, drive};

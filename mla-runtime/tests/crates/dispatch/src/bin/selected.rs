@@ -1,4 +1,4 @@
-//! The backend that the program selected, through a pointer that it keeps.
+//! Calls the backend that the program selected, through a pointer that it keeps.
 
 use std::hint::black_box;
 
@@ -47,7 +47,8 @@ fn selected(engine: &mut dyn Step, call: DecodeCall<'_, Cpu>) -> Result<()> {
 
 fn main() -> std::result::Result<(), SelectionError> {
     let selection = select()?;
-    // Hidden from the compiler, which would otherwise follow the pointer to its only origin.
+    // `black_box` hides the pointer's only origin from the compiler, which would otherwise call it
+    // directly.
     let engine = with_backends::<backends![CpuPrefill], Backends, Cpu, _>(&selection, Start)??;
     let mut engine = black_box(engine);
     if std::env::args().nth(2).is_some() {
