@@ -343,9 +343,9 @@ class TileScheduler {
         return low_size;
     }
 
-    // True if a tile stays whole although it could have splits of this size. With up to 32 rows,
-    // combining takes a little longer than a KV tile. With more than 64 rows, one CTA takes as long
-    // to write all of the output, so tiles are split to save even one KV tile.
+    // True if a tile stays whole although it could have splits of this size. Combining takes a
+    // little longer than a KV tile. With more than 64 rows, one CTA takes just as long to write the
+    // whole output, so tiles are split to save even one KV tile.
     __host__ __device__ bool stays_whole(int kv_tiles, int split_size) const {
         return kv_tiles - split_size <= (tile_rows_ > 64 ? 0 : 1);
     }
