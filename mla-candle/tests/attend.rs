@@ -6,7 +6,7 @@ use mla_candle::{Attention, IndexInputs, IndexWeights, Layer, Lending, Workspace
 use mla_cpu::Cpu;
 use mla_runtime::backend::StepLimits;
 use mla_runtime::layer::StepRequest;
-use mla_runtime::model::{HeadDims, IndexDims, IndexerConfig, MlaDims, Rope, RotaryStyle};
+use mla_runtime::model::{HeadDims, IndexerConfig, MlaDims, Rope, RotaryStyle};
 use mla_runtime::spec::{Problem, QueryLen};
 
 const HEADS: usize = 3;
@@ -268,8 +268,8 @@ struct Sparse {
 
 impl Sparse {
     fn new(slots: u32, kv_b: &Tensor, index: &IndexWeights) -> Result<Self> {
-        let dims = IndexDims::new(INDEX_HEADS as u32, INDEX_WIDTH as u32, ROPE as u32, slots);
-        let config = IndexerConfig::new(dims, RotaryStyle::Halves);
+        let [heads, width, rope] = [INDEX_HEADS, INDEX_WIDTH, ROPE].map(|n| n as u32);
+        let config = IndexerConfig::new(heads, width, rope, slots);
         let problem = problem().with_sparse(true);
         let attention = Attention::new(&Device::Cpu, &problem, SCALE)?.with_indexer(&config)?;
         let page = PAGE * (INDEX_WIDTH + 4);
@@ -384,7 +384,7 @@ fn a_selection_without_an_indexer_is_refused() -> Result<()> {
         refused.to_string().contains("indexer: given none"),
         "{refused}"
     );
-    let config = IndexerConfig::new(IndexDims::new(4, 32, 16, 8), RotaryStyle::Halves);
+    let config = IndexerConfig::new(4, 32, 16, 8);
     let dense = Attention::new(&Device::Cpu, &problem(), SCALE)?.with_indexer(&config);
     let refused = dense.err().expect("the problem is dense").to_string();
     assert!(refused.contains("problem.sparse"), "{refused}");

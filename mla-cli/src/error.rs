@@ -4,7 +4,6 @@ use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use mla_runtime::model::ModelError;
 use mla_runtime::select::SelectionError;
 
 /// The reason why there is no output. The message says what was wrong and what is accepted.
@@ -16,11 +15,9 @@ pub enum CliError {
          sm100"
     )]
     Build(#[from] mla_build::Error),
-    #[error(transparent)]
-    Model(#[from] ModelError),
     /// A name that is not a preset's.
     #[error("{0}; any other model by its config.json: --config FILE")]
-    Preset(ModelError),
+    Preset(mla_runtime::Error),
     #[error(transparent)]
     Selection(#[from] SelectionError),
     #[error(transparent)]

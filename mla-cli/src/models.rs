@@ -188,7 +188,7 @@ impl ModelReport {
         let page = 64;
         let index_bytes = config
             .indexer
-            .map_or(0, |it| it.dims.page_bytes(page).div_ceil(page));
+            .map_or(0, |it| it.page_bytes(page).div_ceil(page));
         let memory = |format: KvFormat| {
             let layer_bytes = format.row_bytes(dims);
             let indexers = config.indexers(layers) as usize;
@@ -237,7 +237,7 @@ impl HardwareReport {
             .with_sparse(sparse)
             .with_features(features(config));
         let explanation = registry.explain(&SelectionRequest::new(target, problem))?;
-        let pooled = config.indexer.is_some_and(|it| it.dims.pool > 1);
+        let pooled = config.indexer.is_some_and(|it| it.pool > 1);
         let indexer = match (config.foreign_indexer, target.capability) {
             (Some(reason), _) => Indexer::Foreign(reason),
             (None, None) => Indexer::Native(None),

@@ -5,7 +5,7 @@ use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::device::{Device as _, Fp8Blocks};
 use mla_runtime::indexer::IndexCacheLayout;
 use mla_runtime::layer::{MlaLayer, StepPlan, StepRequest, Weights};
-use mla_runtime::model::{DType, HeadDims, IndexDims, KvFormat, MlaDims};
+use mla_runtime::model::{DType, HeadDims, IndexerConfig, KvFormat, MlaDims};
 use mla_runtime::plan::memory::MemoryNeeds;
 use mla_runtime::spec::{Problem, QueryLen};
 use mla_runtime::tensor::{
@@ -45,7 +45,7 @@ fn overflowing_sizes_are_refused() {
     let cache = CacheLayout::contiguous(DIMS, KvFormat::F32, 2, usize::MAX);
     assert_eq!(cache.slots(), usize::MAX);
     assert!(CacheRef::<Cpu>::new(bytes(96), cache).is_err());
-    let index = IndexCacheLayout::contiguous(IndexDims::GLM_5, usize::MAX, usize::MAX);
+    let index = IndexCacheLayout::contiguous(&IndexerConfig::GLM_5, usize::MAX, usize::MAX);
     assert_eq!(index.slots(), usize::MAX);
     let widest = HeadDims::new(u32::MAX, u32::MAX, u32::MAX);
     assert_eq!(

@@ -17,6 +17,18 @@ pub enum Error {
         /// The values that would have been accepted.
         accepted: String,
     },
+    /// A model's attention needs what no backend here has.
+    #[error(
+        "{field}: given {given}, accepted a model without {missing}, which no backend here has"
+    )]
+    Unsupported {
+        /// The field of the configuration that asks for it, with the object it is in.
+        field: String,
+        /// Its value.
+        given: String,
+        /// The property that no backend has.
+        missing: &'static str,
+    },
     /// A computed quantity exceeds the integer type that holds it.
     #[error("{quantity}: given more than fits, accepted at most {limit}")]
     Overflow {

@@ -5,7 +5,7 @@ pub use crate::backend::{LayerConfig, StepLimits};
 pub use crate::device::Device;
 pub use crate::layer::{
     LayerCall, MlaLayer, OwnedWeights, SelectedLayer, SelectedWorkspace, StepPlan, StepRequest,
-    UnrotatedCall, Weights, Workspace,
+    Weights, Workspace,
 };
 pub use crate::model::{DType, HeadDims, KvFormat, MlaDims, ModelConfig};
 pub use crate::select::{Registry, Selection, SelectionError, SelectionRequest};

@@ -4,7 +4,8 @@
 use std::path::Path;
 
 use mla_cpu::{CpuDecode, CpuPrefill};
-use mla_runtime::model::{DType, ModelConfig, ModelError, PRESETS, Preset, RotaryStyle};
+use mla_runtime::Error;
+use mla_runtime::model::{DType, ModelConfig, PRESETS, Preset, RotaryStyle};
 use mla_runtime::plan::memory::{self, MemoryNeeds, RegionName};
 use mla_runtime::select::{Registry, SelectionRequest};
 use mla_runtime::spec::{Problem, Target};
@@ -86,7 +87,7 @@ fn numbers(preset: &Preset) -> String {
     let name = preset.name;
     let model = match preset.config() {
         Ok(model) => model,
-        Err(ModelError::Unsupported { field, missing, .. }) => {
+        Err(Error::Unsupported { field, missing, .. }) => {
             let field = field.rsplit('.').next().unwrap();
             return format!("{name} {field}: {missing}");
         }

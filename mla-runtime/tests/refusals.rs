@@ -7,11 +7,10 @@ use std::fmt::Display;
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::batch::Request;
-use mla_runtime::indexer::{IndexCacheLayout, IndexCacheRef, Indexer};
+use mla_runtime::indexer::{IndexCacheLayout, IndexCacheMut, Indexer};
 use mla_runtime::layer::{MlaLayer, StepPlan, StepRequest, Weights};
 use mla_runtime::model::{
-    DType, HeadDims, IndexDims, IndexerConfig, KvFormat, MlaDims, ModelConfig, Rope, RotaryStyle,
-    Yarn,
+    DType, HeadDims, IndexerConfig, KvFormat, MlaDims, ModelConfig, Rope, RotaryStyle,
 };
 use mla_runtime::plan::context::{ChunkLimits, plan_chunks};
 use mla_runtime::plan::crossover::{Machine, crossover, threshold};
@@ -241,9 +240,8 @@ fn limits_of_steps() {
     let device = Cpu::new();
     let config = LayerConfig::new(small(), 1.0);
     let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&device, &config).unwrap();
-    let dims = IndexDims::new(2, 8, 2, 4);
     let sparse = small().with_sparse(true);
-    let config = IndexerConfig::new(dims, RotaryStyle::Halves);
+    let config = IndexerConfig::new(2, 8, 2, 4);
     let indexer = Indexer::new(&device, &config, &sparse).unwrap();
     let pages = [3, 1];
     let requests = [
@@ -260,7 +258,7 @@ fn limits_of_steps() {
             let _ = layer.threshold(&limits);
             for page_size in [4, u32::MAX] {
                 let needs = MemoryNeeds::of(&sparse.with_page_size(page_size)).unwrap();
-                check(needs.with_indexer(dims, &limits, 1));
+                check(needs.with_indexer(indexer.config(), &limits, 1));
             }
             check(indexer.memory_plan(&limits, u32::MAX, u64::MAX));
             check(StepPlan::within(&small(), &limits, 1, &requests));
@@ -410,6 +408,7 @@ fn tensors() {
 
 #[test]
 fn caches() {
+    let mut words = [0u64; 64];
     let bytes = [0u64; 64];
     let bytes: &[u8] = bytemuck::cast_slice(&bytes);
     for [pages, page_size, page_stride, row_stride] in tuples(&USIZE) {
@@ -425,8 +424,10 @@ fn caches() {
                 let _ = layout.slots();
             }
         }
-        let layout = IndexCacheLayout::contiguous(IndexDims::new(1, 4, 2, 1), pages, page_size);
-        if let Some(cache) = check(IndexCacheRef::<Cpu>::new(bytes, layout))
+        let index: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+        let layout =
+            IndexCacheLayout::contiguous(&IndexerConfig::new(1, 4, 2, 1), pages, page_size);
+        if let Some(cache) = check(IndexCacheMut::<Cpu>::new(index, layout))
             && layout.slots() > 0
         {
             let _ = (
@@ -435,7 +436,7 @@ fn caches() {
             );
         }
         let layout = layout.with_width(row_stride).with_page_stride(page_stride);
-        check(IndexCacheRef::<Cpu>::new(bytes, layout));
+        check(IndexCacheMut::<Cpu>::new(index, layout));
     }
     for scale in [
         0.0,
@@ -456,9 +457,8 @@ fn caches() {
 fn indexers() {
     let device = Cpu::new();
     for [heads, width, rope, topk] in tuples(&U32) {
-        let dims = IndexDims::new(heads, width, rope, topk);
         for hadamard in [false, true] {
-            let config = IndexerConfig::new(dims, RotaryStyle::Halves).with_hadamard(hadamard);
+            let config = IndexerConfig::new(heads, width, rope, topk).with_hadamard(hadamard);
             check(config.check());
             check(Indexer::new(&device, &config, &small().with_sparse(true)));
             check(Indexer::new(&device, &config, &small()));
@@ -478,8 +478,8 @@ fn rotary_tables() {
         for rope in [
             plain,
             plain.with_linear(factor),
-            plain.with_yarn(Yarn::new(factor, Some(4096))),
-            plain.with_yarn(Yarn::new(factor, None)),
+            plain.with_yarn(factor, Some(4096)),
+            plain.with_yarn(factor, None),
         ] {
             for width in [0, 1, 8, 65536, 65538, u32::MAX] {
                 check(rope.frequencies(width));

@@ -1,7 +1,7 @@
 //! Tests the spellings of configurations. Each key that affects numbers is either read, or refused
 //! by its name.
 
-use mla_runtime::model::{ModelConfig, Rope, RotaryStyle, Yarn};
+use mla_runtime::model::{ModelConfig, Rope, RotaryStyle};
 use serde_json::{Value, json};
 
 fn with(mut config: Value, changes: Value) -> Value {
@@ -115,10 +115,8 @@ fn non_json_numbers() {
         "rope_scaling.factor: given \"Infinity\", accepted a number above 0"
     );
     let yarn = json!({"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096.0});
-    let yarn = read(json!({"rope_scaling": yarn, "num_hidden_layers": 8.0}))
-        .rope
-        .yarn();
-    assert_eq!(yarn, Some(Yarn::new(40.0, Some(4096))));
+    let rope = read(json!({"rope_scaling": yarn, "num_hidden_layers": 8.0})).rope;
+    assert_eq!(rope, rope.with_yarn(40.0, Some(4096)));
     assert_eq!(
         read(json!({"torch_dtype": "torch.bfloat16"})),
         read(json!({}))
@@ -139,8 +137,8 @@ fn mistrals_own_file_is_read() {
         ModelConfig::from_hf_config(&json.to_string()).unwrap()
     };
     let model = params(false);
-    let yarn = Yarn::new(36.0, Some(8192)).with_mscale(1.0, 1.0);
-    assert_eq!(model.rope.yarn(), Some(yarn.with_applied_scale(false)));
+    let yarn = model.rope.with_yarn(36.0, Some(8192)).with_mscale(1.0, 1.0);
+    assert_eq!(model.rope, yarn.with_applied_scale(false));
     assert_eq!((model.heads, model.layers), (128, Some(61)));
     assert_eq!(model.query_factor(8191), Some(1.0));
     assert_eq!(model.query_factor(8192), Some(1.0 + 0.1 * 1f64.ln_1p()));
@@ -172,21 +170,21 @@ fn deepseeks_own_file_has_yarn_without_saying_so() {
         });
         ModelConfig::from_hf_config(&with(own, changes).to_string()).unwrap()
     };
-    let yarn = Yarn::new(40.0, Some(4096));
+    let yarn = Rope::plain(1e4).with_yarn(40.0, Some(4096));
     let model = read(json!({}));
     let published = ModelConfig::preset("deepseek-v3").unwrap();
-    let rope = Rope::plain(1e4).with_yarn(yarn.with_mscale(1.0, 1.0));
+    let rope = yarn.with_mscale(1.0, 1.0);
     assert_eq!((model.rope, model.dtype), (rope, published.dtype));
     assert_eq!((model.heads, model.layers), (128, Some(61)));
     assert_eq!(model.softmax_scale(), published.softmax_scale());
     let lite = read(json!({"q_lora_rank": 0, "mscale": 0.707, "dtype": "bf16"}));
-    assert_eq!(lite.rope.yarn(), Some(yarn.with_mscale(0.707, 0.707)));
+    assert_eq!(lite.rope, yarn.with_mscale(0.707, 0.707));
     assert_eq!(lite.q_lora_rank, None);
     let other = read(json!({"rope_factor": 8, "original_seq_len": 2048, "beta_fast": 16}));
-    let expected = Yarn::new(8.0, Some(2048))
-        .with_mscale(1.0, 1.0)
-        .with_betas(16.0, 1.0);
-    assert_eq!(other.rope.yarn(), Some(expected));
+    let expected = Rope::plain(1e4)
+        .with_yarn(8.0, Some(2048))
+        .with_mscale(1.0, 1.0);
+    assert_eq!(other.rope, expected.with_betas(16.0, 1.0));
 }
 
 #[test]
@@ -399,7 +397,7 @@ fn lists_are_shared_by_any_spelling() {
     let pooled = read(indexed(
         json!({"model_type": "glm5_next", "qk_rope_head_dim": 0}),
     ));
-    assert_eq!(pooled.indexer.unwrap().dims.pool, 16);
+    assert_eq!(pooled.indexer.unwrap().pool, 16);
 }
 
 #[test]
@@ -482,10 +480,9 @@ fn engine_owned_fields() {
 #[test]
 fn rotation_section_order() {
     let plain = |theta: f64| Rope::plain(theta).with_max_positions(163_840);
-    let yarn = Yarn::new(64.0, Some(4096));
     let section = json!({"rope_type": "yarn", "factor": 64, "rope_theta": 5e5,
         "original_max_position_embeddings": 4096});
-    let expected = plain(5e5).with_yarn(yarn);
+    let expected = plain(5e5).with_yarn(64.0, Some(4096));
     let sliding = json!({"rope_type": "default", "rope_theta": 1e4});
     for changes in [
         json!({"rope_parameters": section}),

@@ -6,7 +6,7 @@ use mla_kernels::Cuda;
 use mla_runtime::Result;
 use mla_runtime::backend::DecodeBatch;
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexCacheRef, IndexDevice, IndexKeys, IndexQueries, IndexRows,
+    IndexCacheLayout, IndexCacheMut, IndexDevice, IndexKeys, IndexQueries, IndexRows,
 };
 use mla_runtime::model::{DType, IndexerConfig, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, Rotary, TensorMut, TensorRef};
@@ -55,7 +55,7 @@ struct World {
 impl World {
     fn new(config: IndexerConfig, dtype: DType, requests: &[(usize, usize)], seed: u64) -> Self {
         let mut rng = rng(seed);
-        let heads = config.dims.heads as usize;
+        let heads = config.heads as usize;
         let needed: Vec<usize> = requests.iter().map(|(_, kv)| kv.div_ceil(PAGE)).collect();
         let pages = needed.iter().sum::<usize>() + 2;
         let max_pages = needed.iter().max().copied().unwrap_or(0) + 1;
@@ -86,7 +86,7 @@ impl World {
             tokens,
             columns,
             max_pages,
-            layout: IndexCacheLayout::contiguous(config.dims, pages, PAGE),
+            layout: IndexCacheLayout::contiguous(&config, pages, PAGE),
             lens: requests.iter().map(|(_, kv)| *kv as i32).collect(),
             starts,
             tables,
@@ -102,7 +102,7 @@ impl World {
     }
 
     fn heads(&self) -> usize {
-        self.config.dims.heads as usize
+        self.config.heads as usize
     }
 
     fn rotary<'a, D: IndexDevice>(
@@ -209,17 +209,18 @@ impl World {
         cache: &[u8],
         [values, weights]: &[Vec<u8>; 2],
     ) -> Result<Vec<f32>> {
-        let [cache, values, weights] = [cache, values, weights].map(|b| upload(device, b).unwrap());
+        let [mut cache, values, weights] =
+            [cache, values, weights].map(|b| upload(device, b).unwrap());
         let count = self.tokens * self.columns;
         let mut logits = upload(device, &vec![0xff; count * 4])?;
         let layout = Layout::contiguous(DType::F32, [1, self.tokens, self.columns]);
         let of_weights = Layout::contiguous(DType::F32, [self.tokens, 1, self.heads()]);
         self.rows(device, |rows| {
             device.index_logits(
-                self.config.dims,
+                &self.config,
                 D::bytes(&values),
                 TensorRef::new(D::bytes(&weights), of_weights)?,
-                IndexCacheRef::new(D::bytes(&cache), self.layout)?,
+                &IndexCacheMut::new(D::bytes_mut(&mut cache), self.layout)?,
                 rows,
                 TensorMut::new(D::bytes_mut(&mut logits), layout)?,
             )
@@ -229,7 +230,7 @@ impl World {
     }
 
     fn lists<D: IndexDevice>(&self, device: &D, logits: &[f32]) -> Result<Vec<i32>> {
-        let width = self.config.dims.topk as usize;
+        let width = self.config.topk as usize;
         let logits = upload(device, bytemuck::cast_slice(logits))?;
         let mut lists = upload(device, &vec![0x55; self.tokens * width * 4])?;
         let layout = Layout::contiguous(DType::F32, [1, self.tokens, self.columns]);
@@ -329,7 +330,7 @@ fn the_indexer_is_that_of_the_cpu_device() -> Result<()> {
             for requests in [&ragged[..], &decode] {
                 let style = [RotaryStyle::Halves, RotaryStyle::Interleaved][seed as usize % 2];
                 let config = base
-                    .with_dims(base.dims.with_topk(topk))
+                    .with_topk(topk)
                     .with_rotary(style)
                     .with_hadamard(hadamard);
                 check(&World::new(config, dtype, requests, seed), &gpu)?;
@@ -345,7 +346,7 @@ fn the_indexer_is_that_of_the_cpu_device() -> Result<()> {
 fn any_number_of_query_tokens_agrees_with_the_cpu_device() -> Result<()> {
     let gpu = gpu();
     for base in [IndexerConfig::DEEPSEEK_V3_2, IndexerConfig::GLM_5] {
-        let config = base.with_dims(base.dims.with_topk(300));
+        let config = base.with_topk(300);
         // The kernel multiplies blocks of 1 to 16 tokens, depending on the average number of tokens
         // of a request.
         for tokens in [2, 3, 4, 5, 6, 8, 9, 12, 16, 20, 40] {
@@ -444,7 +445,7 @@ const KINDS: usize = 7;
 
 fn check_lists(gpu: &Cuda, topk: usize, requests: &[(usize, usize)], kind: usize) -> Result<()> {
     let base = IndexerConfig::GLM_5;
-    let config = base.with_dims(base.dims.with_topk(topk as u32));
+    let config = base.with_topk(topk as u32);
     let world = World::new(config, DType::BF16, requests, 77);
     let mut rng = rng(78);
     let special = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY, 0.0, -0.0, 1e-45];

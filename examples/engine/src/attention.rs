@@ -85,7 +85,7 @@ impl<D: Operations> Attention<D> {
         let weights = self.kv_b.view([1, heads * kv_b, latent])?;
         let unrotated = latent..latent + rope;
         let keys = s.kv_a.view_mut(rows(latent + rope))?.narrow(2, unrotated)?;
-        let call = UnrotatedCall::new(
+        let call = LayerCall::unrotated(
             Weights::from_checkpoint(weights, layer.config())?,
             s.query.view_mut([tokens, heads, qk])?,
             s.latent.view(rows(latent))?,

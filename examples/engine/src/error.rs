@@ -4,15 +4,12 @@
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The layer or the device failed.
+    /// The layer or the device failed, or the model's configuration was refused.
     #[error(transparent)]
     Layer(#[from] mla_runtime::Error),
     /// No backend fits.
     #[error(transparent)]
     Selection(#[from] mla_runtime::select::SelectionError),
-    /// The model's configuration is not accepted.
-    #[error(transparent)]
-    Model(#[from] mla_runtime::model::ModelError),
     /// A field of the configuration that the engine itself reads is not accepted.
     #[error("config: {0}")]
     Config(#[from] serde_json::Error),

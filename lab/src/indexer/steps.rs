@@ -7,7 +7,7 @@ use mla_runtime::backend::{DecodeBatch, SelectedDecode, SelectedPrefill};
 use mla_runtime::device::CacheRows;
 use mla_runtime::indexer::{IndexCall, IndexDevice, IndexKeys, IndexQueries, IndexRows};
 use mla_runtime::layer::{LayerCall, SelectedLayer, Workspace};
-use mla_runtime::model::{DType, IndexDims, IndexerConfig, RotaryStyle};
+use mla_runtime::model::{DType, IndexerConfig, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, Rotary, TensorMut, TensorRef};
 
 use crate::timing::Timer;
@@ -70,9 +70,9 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
     ) -> std::result::Result<Self, CliError> {
         let (indexer, lists, _) = indexed.call()?;
         let config = *indexer.config();
-        let IndexDims {
+        let IndexerConfig {
             heads, width, topk, ..
-        } = config.dims;
+        } = config;
         let [heads, width, topk] = [heads, width, topk].map(|n| n as usize);
         let rows = lists.rows().min(workload.tokens());
         let mut rng = Rng::with_seed(u64::from(seed) ^ 0x57e9);
@@ -132,8 +132,8 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
         layer: &SelectedLayer<D>,
     ) -> std::result::Result<(), CliError> {
         let config = self.config;
-        let [heads, width] = [config.dims.heads, config.dims.width].map(|n| n as usize);
-        let topk = f64::from(config.dims.topk);
+        let [heads, width] = [config.heads, config.width].map(|n| n as usize);
+        let topk = f64::from(config.topk);
         let rows = self.scored.rows as f64;
         timer.time("rows of both caches", [0.0; 2], &mut |device| {
             let (_, _, index) = indexed.call()?;
@@ -191,7 +191,7 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
     }
 
     fn project(&mut self, device: &D, indexed: &mut Indexed<D>) -> Result<()> {
-        let [heads, width] = [self.config.dims.heads, self.config.dims.width].map(|n| n as usize);
+        let [heads, width] = [self.config.heads, self.config.width].map(|n| n as usize);
         let rows = self.scored.rows;
         let (_, _, index) = indexed.call()?;
         let positions = ArrayRef::new(D::bytes(&self.positions), rows)?;
@@ -225,15 +225,15 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
     }
 
     fn score(&mut self, device: &D, indexed: &mut Indexed<D>) -> Result<()> {
-        let heads = self.config.dims.heads as usize;
+        let heads = self.config.heads as usize;
         let of_heads = Layout::contiguous(DType::F32, [self.scored.rows, 1, heads]);
         let layout = self.logits_layout();
         let (_, _, index) = indexed.call()?;
         device.index_logits(
-            self.config.dims,
+            &self.config,
             D::bytes(&self.values),
             TensorRef::new(D::bytes(&self.weights), of_heads)?,
-            index.cache.as_ref(),
+            &index.cache,
             &self.scored.batch()?,
             TensorMut::new(D::bytes_mut(&mut self.logits), layout)?,
         )
@@ -241,7 +241,7 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
 
     fn select(&mut self, device: &D) -> Result<()> {
         let layout = self.logits_layout();
-        let width = self.config.dims.topk as usize;
+        let width = self.config.topk as usize;
         device.select_slots(
             TensorRef::new(D::bytes(&self.logits), layout)?,
             &self.scored.batch()?,

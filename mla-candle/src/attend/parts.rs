@@ -55,7 +55,7 @@ impl<D: Selecting> Parts<D> {
             workspace: self.layer.workspace(limits).map_err(Error::wrap)?,
             lists: lists.map_err(Error::wrap)?,
             slots: match (&self.indexer, self.takes_dense_requests()) {
-                (Some(indexer), true) => indexer.config().dims.topk,
+                (Some(indexer), true) => indexer.config().topk,
                 _ => 0,
             },
         })
@@ -166,7 +166,7 @@ impl<D: Selecting> Work<D> {
             let cache = IndexCacheMut::new(cache.bytes("index cache")?, layout)?;
             let inputs = [query_latent, query];
             let mut call = IndexCall::new(inputs, keys, norm, head_weights, cache);
-            if config.dims.rope > 0 {
+            if config.rope > 0 {
                 // This style has no effect, since the indexer's configuration says how elements
                 // pair.
                 call.rotary = Some(Rotary::new(None, tables, config.rotary));

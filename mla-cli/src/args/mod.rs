@@ -103,7 +103,7 @@ impl ModelArgs {
 
 /// Returns the model with or without yarn's corrections.
 fn scaled(mut config: ModelConfig, applies: bool) -> Result<ModelConfig, CliError> {
-    if config.rope.yarn().is_none() {
+    if !config.rope.has_yarn() {
         let accepted = "nothing: the model has no yarn";
         return Err(CliError::argument(
             "--apply-scale",

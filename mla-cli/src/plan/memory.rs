@@ -141,7 +141,7 @@ fn needs(
     // The model has an indexer of the engine's own, and only the engine knows its memory.
     if problem.sparse && model.config.foreign_indexer.is_none() {
         let indexers = model.config.indexers(layers);
-        let with_indexers = needs.with_indexer(model.indexer()?.dims, &limits, indexers);
+        let with_indexers = needs.with_indexer(&model.indexer()?, &limits, indexers);
         needs = with_indexers.map_err(by_argument)?;
     }
     Ok(needs
@@ -276,7 +276,7 @@ fn describe(report: &Report, model: &Model, sparse: bool) -> String {
         let _ = writeln!(
             text,
             "This model can attend to {} slots per query token; --sparse counts what that takes.",
-            indexer.dims.topk
+            indexer.topk
         );
     }
     text

@@ -147,14 +147,13 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
     const SPARSE: bool = true;
 
     fn needs(layer: MemoryNeeds, model: &ModelConfig, limits: &StepLimits) -> Result<MemoryNeeds> {
-        layer.with_indexer(indexer_of(model)?.dims, limits, 1)
+        layer.with_indexer(&indexer_of(model)?, limits, 1)
     }
 
     fn new(run: &Run<'_, D>) -> std::result::Result<Self, CliError> {
         let (device, problem) = (run.device, &run.config.problem);
         let config = indexer_of(run.model)?;
-        let dims = config.dims;
-        let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
+        let [heads, width] = [config.heads, config.width].map(|n| n as usize);
         // If queries are projected in one step, they come from the hidden state, whose width is
         // about this.
         let rank = run.model.q_lora_rank.unwrap_or(2048) as usize;
@@ -171,7 +170,7 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
             random(12, [1, 1, width], 0.05)?,
         ];
         let head_weights = random(13, [tokens, 1, heads], 1.0)?;
-        let pool = match dims.pool {
+        let pool = match config.pool {
             1 => None,
             pool => Some([
                 random(15, [tokens, 1, width], 1.0)?,
@@ -179,7 +178,7 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
             ]),
         };
         let longest = run.workload.requests.iter().map(|r| r.kv).max();
-        let tables = match dims.rope {
+        let tables = match config.rope {
             0 => None,
             rope => {
                 let positions = longest.unwrap_or(0).max(1) as usize;
@@ -188,7 +187,7 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
         };
         let page_size = problem.page_size as usize;
         // The cache has the same number of pages as the layer's cache.
-        let layout = IndexCacheLayout::contiguous(dims, run.workload.pages as usize, page_size);
+        let layout = IndexCacheLayout::contiguous(&config, run.workload.pages as usize, page_size);
         let indexer = Indexer::new(device, &config, problem)?;
         let mut indexed = Self {
             workspace: indexer.workspace(&run.limits)?,
@@ -238,11 +237,11 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
         let count = tokens.min(samples as usize);
         let sampled = (0..count).map(|i| i * (tokens - 1) / (count - 1).max(1));
         let reference = Reference::new(run, self)?;
-        let dims = self.indexer.config().dims;
+        let config = self.indexer.config();
         let mut errors = ListErrors {
-            index_heads: dims.heads,
-            index_head_dim: dims.width,
-            topk: dims.topk,
+            index_heads: config.heads,
+            index_head_dim: config.width,
+            topk: config.topk,
             lists: count,
             identical: 0,
             largest_distance: 0.0,
@@ -408,7 +407,7 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
         };
         // If keys are pooled, the tokens of a pool share a logit. Tokens of an incomplete last pool
         // follow.
-        let pool = self.indexed.indexer.config().dims.pool as usize;
+        let pool = self.indexed.indexer.config().pool as usize;
         let of_key = |key: usize| slots(key * pool..(key + 1) * pool);
         let (list, tail) = list.split_at(list.len() / pool * pool);
         let chosen = largest(&logits, list.len() / pool);
@@ -459,7 +458,7 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
         let layout = &indexed.layout;
         let queries = self.queries(run.config.problem.dtype, token, position);
         let tables = run.workload.tables()?;
-        let pool = indexed.indexer.config().dims.pool as usize;
+        let pool = indexed.indexer.config().pool as usize;
         let keys = (position + 1) / pool;
         let mut logits = Vec::with_capacity(keys);
         let mut page = vec![0; layout.page_stride];
@@ -494,7 +493,7 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
     /// Returns each head's quantised query, decoded, and its weight.
     fn queries(&self, dtype: DType, token: usize, position: usize) -> Vec<(Vec<f64>, f64)> {
         let config = self.indexed.indexer.config();
-        let [heads, width] = [config.dims.heads, config.dims.width].map(|n| n as usize);
+        let [heads, width] = [config.heads, config.width].map(|n| n as usize);
         let mut projected = vec![0.0; heads * width];
         let latent = self.indexed.query_latent.row(token, 0);
         for (latent, weights) in latent.iter().zip(&self.weights) {
@@ -502,7 +501,7 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
                 *sum += latent * weight;
             }
         }
-        let pairs = config.dims.rope as usize / 2;
+        let pairs = config.rope as usize / 2;
         let turn = Turn {
             style: config.rotary,
             pairs: (0..pairs)
@@ -514,7 +513,7 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
         };
         // Pooled keys and their queries are rounded before and after the transform.
         let round = |row: Vec<f64>| -> Vec<f64> {
-            match config.dims.pool {
+            match config.pool {
                 1 => row,
                 _ => row.iter().map(|x| rounded(DType::BF16, *x)).collect(),
             }
@@ -543,7 +542,7 @@ fn rope_tables<D: IndexDevice>(
     indexed: &Indexed<D>,
     positions: usize,
 ) -> Result<[Vec<f32>; 2]> {
-    rope.cos_sin(indexed.indexer.config().dims.rope, positions)
+    rope.cos_sin(indexed.indexer.config().rope, positions)
 }
 
 fn rounded(dtype: DType, value: f64) -> f64 {

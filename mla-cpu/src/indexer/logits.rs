@@ -8,8 +8,8 @@ use super::rows::{Row, rows};
 use crate::cache::Pages;
 use crate::view::{Elements, typed_mut};
 use crate::{Cpu, fp8};
-use mla_runtime::indexer::{IndexCacheLayout, IndexCacheRef, IndexRows};
-use mla_runtime::model::IndexDims;
+use mla_runtime::indexer::{IndexCacheLayout, IndexCacheMut, IndexRows};
+use mla_runtime::model::IndexerConfig;
 use mla_runtime::tensor::{TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
@@ -25,28 +25,28 @@ const KEYS_PER_TASK: usize = 1024;
 
 pub(super) fn logits(
     cpu: &Cpu,
-    dims: IndexDims,
+    config: &IndexerConfig,
     values: &[u8],
     weights: &TensorRef<'_, Cpu>,
-    cache: IndexCacheRef<'_, Cpu>,
+    cache: &IndexCacheMut<'_, Cpu>,
     of: &IndexRows<'_, Cpu>,
     logits: TensorMut<'_, Cpu>,
 ) -> Result<()> {
     let columns = of.check(&logits.as_ref())?;
     let layout = *cache.layout();
-    if layout.width != dims.width as usize {
+    if layout.width != config.width as usize {
         let given = format!("keys of {} values", layout.width);
-        let accepted = format!("{}, as index_head_dim says", dims.width);
+        let accepted = format!("{}, as index_head_dim says", config.width);
         return Err(Error::argument("index cache", given, accepted));
     }
-    of.check_queries(dims, values.len(), weights)?;
+    of.check_queries(config, values.len(), weights)?;
     let rows = rows(of, columns)?;
     let pages = Pages::of(&of.batch.block_table, layout.page_size)?;
     let pool = of.pool as usize;
     for Row { request, seen } in &rows {
         pages.check(*request, 0, seen / pool, layout.pages)?;
     }
-    let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
+    let [heads, width] = [config.heads, config.width].map(|n| n as usize);
     let weights = Elements::<f32>::of("scaled head weights", weights)?;
     let bytes = cache.bytes();
     let stride = logits.layout().strides[1].max(columns).max(1);

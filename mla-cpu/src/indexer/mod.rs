@@ -8,15 +8,15 @@ mod topk;
 
 use crate::Cpu;
 use mla_runtime::Result;
-use mla_runtime::indexer::{IndexCacheRef, IndexDevice, IndexKeys, IndexQueries, IndexRows};
-use mla_runtime::model::{IndexDims, IndexerConfig};
+use mla_runtime::indexer::{IndexCacheMut, IndexDevice, IndexKeys, IndexQueries, IndexRows};
+use mla_runtime::model::IndexerConfig;
 use mla_runtime::tensor::{TensorMut, TensorRef};
 
 impl IndexDevice for Cpu {
     const POOLS_KEYS: bool = true;
 
     fn write_index_keys(&self, config: &IndexerConfig, keys: IndexKeys<'_, Self>) -> Result<()> {
-        match config.dims.pool {
+        match config.pool {
             1 => quantise::keys(self, config, keys),
             _ => pool::keys(self, config, keys),
         }
@@ -32,14 +32,14 @@ impl IndexDevice for Cpu {
 
     fn index_logits(
         &self,
-        dims: IndexDims,
+        config: &IndexerConfig,
         queries: &[u8],
         weights: TensorRef<'_, Self>,
-        cache: IndexCacheRef<'_, Self>,
+        cache: &IndexCacheMut<'_, Self>,
         rows: &IndexRows<'_, Self>,
         logits: TensorMut<'_, Self>,
     ) -> Result<()> {
-        logits::logits(self, dims, queries, &weights, cache, rows, logits)
+        logits::logits(self, config, queries, &weights, cache, rows, logits)
     }
 
     fn select_slots(

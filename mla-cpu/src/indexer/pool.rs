@@ -21,7 +21,7 @@ pub(super) fn keys(cpu: &Cpu, config: &IndexerConfig, keys: IndexKeys<'_, Cpu>) 
     let tokens = keys.check(config)?;
     let layout = *keys.cache.layout();
     let slots = scalars("slots", &keys.slots)?;
-    let pool = config.dims.pool as usize;
+    let pool = config.pool as usize;
     check_slots(slots, layout.slots().saturating_mul(pool))?;
     // `check` has made sure that they are present.
     let Some([gates, table]) = &keys.pool else {

@@ -56,7 +56,7 @@ pub(super) fn queries(
     from: IndexQueries<'_, Cpu>,
 ) -> Result<()> {
     let tokens = from.check(config)?;
-    let [heads, width] = [config.dims.heads, config.dims.width].map(|n| n as usize);
+    let [heads, width] = [config.heads, config.width].map(|n| n as usize);
     let finish = Finish::new(config, from.rotary.as_ref(), tokens)?;
     let scale = config.weight_scale();
     let mut weights = vec![0.0f32; tokens * heads];
@@ -149,7 +149,7 @@ impl<'a> Finish<'a> {
         rotary: Option<&Rotary<'a, Cpu>>,
         tokens: usize,
     ) -> Result<Self> {
-        let rope = config.dims.rope as usize;
+        let rope = config.rope as usize;
         Ok(Self {
             rotation: match rotary {
                 Some(rotary) => Some(TokenRotation::new(rotary, tokens, rope)?),
@@ -157,7 +157,7 @@ impl<'a> Finish<'a> {
             },
             rope,
             hadamard: config.hadamard,
-            rounds: config.dims.pool > 1,
+            rounds: config.pool > 1,
         })
     }
 

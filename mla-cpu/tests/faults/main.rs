@@ -11,7 +11,7 @@ mod device;
 use device::{Failing, Faulty, Kind};
 use mla_cpu::{CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
-use mla_runtime::layer::{MlaLayer, StepPlan, StepRequest, UnrotatedCall, Weights, Workspace};
+use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
 use mla_runtime::model::{DType, HeadDims, MlaDims, Rope};
 use mla_runtime::spec::{Problem, QueryLen};
 use mla_runtime::tensor::{CacheLayout, CacheMut, RotaryTables, TensorMut, TensorRef};
@@ -84,7 +84,7 @@ impl Lab {
         let mut out = vec![f32::NAN; tokens * heads * 16];
         self.layer.forward_unrotated(
             &mut self.workspace,
-            UnrotatedCall::new(
+            LayerCall::unrotated(
                 Weights::from_checkpoint(
                     TensorRef::from_slice(&weights, [1, heads * 32, 32]).named("W_kv_b")?,
                     &config,

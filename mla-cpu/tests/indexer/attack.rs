@@ -5,10 +5,10 @@
 use fastrand::Rng;
 use mla_cpu::Cpu;
 use mla_runtime::indexer::{IndexCacheLayout, IndexCacheMut, Indexer};
-use mla_runtime::model::{DType, IndexDims, IndexerConfig, RotaryStyle};
+use mla_runtime::model::{DType, IndexerConfig};
 use mla_runtime::tensor::{Layout, TensorRef};
 
-use crate::layer::{PAGE, PAGES, RANK, World, index_dims, indexer_config, layer, limits, lists_of};
+use crate::layer::{PAGE, PAGES, RANK, World, indexer_config, layer, limits, lists_of};
 
 const CASES: usize = 400;
 
@@ -55,13 +55,13 @@ impl Tensor {
 /// A layout of the index cache. Without a fault only the stride of its pages varies. With a fault
 /// its number of pages, their size or its width is wrong.
 fn cache_layout(rng: &mut Rng, fault: bool) -> IndexCacheLayout {
-    let layout = IndexCacheLayout::contiguous(index_dims(1), PAGES, PAGE);
+    let layout = IndexCacheLayout::contiguous(&indexer_config(1), PAGES, PAGE);
     let layout = layout.with_page_stride(layout.page_stride + 4 * rng.usize(..3));
     match (fault, rng.u8(..4)) {
         (false, _) => layout,
-        (true, 0) => IndexCacheLayout::contiguous(index_dims(1), 1, PAGE),
-        (true, 1) => IndexCacheLayout::contiguous(index_dims(1), 2 * PAGES, PAGE / 2),
-        (true, 2) => IndexCacheLayout::contiguous(IndexDims::new(4, 16, 8, 1), PAGES, PAGE),
+        (true, 0) => IndexCacheLayout::contiguous(&indexer_config(1), 1, PAGE),
+        (true, 1) => IndexCacheLayout::contiguous(&indexer_config(1), 2 * PAGES, PAGE / 2),
+        (true, 2) => IndexCacheLayout::contiguous(&IndexerConfig::new(4, 16, 8, 1), PAGES, PAGE),
         (true, _) => layout.with_width(24),
     }
 }
@@ -108,8 +108,7 @@ fn random_selections() {
         let mut other = match fault {
             // The workspace belongs to another indexer (6), or is for fewer tokens (7).
             Some(6) => {
-                let config =
-                    IndexerConfig::new(IndexDims::new(4, 32, 8, topk + 1), RotaryStyle::Halves);
+                let config = indexer_config(topk + 1);
                 let other = Indexer::new(&Cpu::new(), &config, problem).unwrap();
                 other.workspace(&limits()).unwrap()
             }

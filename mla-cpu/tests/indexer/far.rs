@@ -3,9 +3,7 @@
 
 use fastrand::Rng;
 use mla_cpu::Cpu;
-use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexCacheRef, IndexDevice as _, IndexKeys,
-};
+use mla_runtime::indexer::{IndexCacheLayout, IndexCacheMut, IndexDevice as _, IndexKeys};
 use mla_runtime::model::IndexerConfig;
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
 
@@ -22,7 +20,7 @@ const PAGE_WORDS: usize = PAGE * (WIDTH + 4) / 4;
 fn logits(pages: usize, tables: [i32; 2]) -> (Vec<f32>, [Vec<u32>; 2]) {
     let mut rng = Rng::with_seed(20);
     let config = IndexerConfig::GLM_5;
-    let heads = config.dims.heads as usize;
+    let heads = config.heads as usize;
     let keys = random(&mut rng, TOKENS * WIDTH);
     let [weight, bias] = [0, 1].map(|_| random(&mut rng, WIDTH));
     let queries: Vec<u8> = (0..heads * WIDTH).map(|_| rng.u8(0..126)).collect();
@@ -37,7 +35,7 @@ fn logits(pages: usize, tables: [i32; 2]) -> (Vec<f32>, [Vec<u32>; 2]) {
         pages,
     };
     let slots: Vec<i64> = (0..TOKENS).map(|at| batch.slot(0, at) as i64).collect();
-    let layout = IndexCacheLayout::contiguous(config.dims, pages, PAGE);
+    let layout = IndexCacheLayout::contiguous(&config, pages, PAGE);
     // Zeroed memory takes no pages until it is written.
     let mut cache = vec![0u32; pages * layout.page_stride / 4];
     let cpu = Cpu::new();
@@ -54,10 +52,10 @@ fn logits(pages: usize, tables: [i32; 2]) -> (Vec<f32>, [Vec<u32>; 2]) {
     cpu.write_index_keys(&config, keys).unwrap();
     let mut logits = vec![f32::NAN; TOKENS];
     cpu.index_logits(
-        config.dims,
+        &config,
         &queries[..],
         TensorRef::from_slice(&weights, [1, 1, heads]).unwrap(),
-        IndexCacheRef::new(bytemuck::cast_slice(&cache), layout).unwrap(),
+        &IndexCacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout).unwrap(),
         &batch.view(0..1),
         TensorMut::from_slice(&mut logits, [1, 1, TOKENS]).unwrap(),
     )

@@ -9,9 +9,7 @@ use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::indexer::{IndexCacheLayout, IndexCacheMut, IndexCall, Indexer, IndexerWorkspace};
 use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
-use mla_runtime::model::{
-    DType, HeadDims, IndexDims, IndexerConfig, MlaDims, ModelConfig, RotaryStyle,
-};
+use mla_runtime::model::{DType, HeadDims, IndexerConfig, MlaDims, ModelConfig, RotaryStyle};
 use mla_runtime::plan::memory::RegionName;
 use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
 use mla_runtime::tensor::{CacheLayout, CacheMut, TensorMut, TensorRef};
@@ -27,12 +25,8 @@ pub(crate) const RANK: usize = 24;
 pub(crate) const PAGE: usize = 16;
 pub(crate) const PAGES: usize = 24;
 
-pub(crate) fn index_dims(topk: u32) -> IndexDims {
-    IndexDims::new(4, 32, 8, topk)
-}
-
 pub(crate) fn indexer_config(topk: u32) -> IndexerConfig {
-    IndexerConfig::new(index_dims(topk), RotaryStyle::Halves)
+    IndexerConfig::new(4, 32, 8, topk)
 }
 
 pub(crate) fn layer(sparse: bool) -> Layer {
@@ -140,7 +134,7 @@ impl World {
     }
 
     fn index_layout(&self) -> IndexCacheLayout {
-        IndexCacheLayout::contiguous(index_dims(1), PAGES, PAGE)
+        IndexCacheLayout::contiguous(&indexer_config(1), PAGES, PAGE)
     }
 
     pub(crate) fn prepare(&self, layer: &Layer, workspace: &mut Space, step: &Step) {

@@ -4,8 +4,8 @@ use fastrand::Rng;
 use mla_conformance::reference::{decode_e4m3, index_logit};
 use mla_cpu::Cpu;
 use mla_runtime::backend::DecodeBatch;
-use mla_runtime::indexer::{IndexCacheLayout, IndexCacheRef, IndexDevice as _, IndexRows};
-use mla_runtime::model::{DType, IndexDims};
+use mla_runtime::indexer::{IndexCacheLayout, IndexCacheMut, IndexDevice as _, IndexRows};
+use mla_runtime::model::{DType, IndexerConfig};
 use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, TensorMut, TensorRef};
 
 use crate::{Batch, random};
@@ -14,7 +14,7 @@ use crate::{Batch, random};
 const UNTOUCHED: u32 = 0x7fc1_2345;
 
 struct World {
-    dims: IndexDims,
+    config: IndexerConfig,
     batch: Batch,
     layout: IndexCacheLayout,
     /// The cache as words, so that it is aligned.
@@ -30,10 +30,15 @@ fn codes(rng: &mut Rng, count: usize) -> Vec<u8> {
 }
 
 impl World {
-    fn new(dims: IndexDims, requests: &[(usize, usize)], page_size: usize, seed: u64) -> Self {
+    fn new(
+        config: IndexerConfig,
+        requests: &[(usize, usize)],
+        page_size: usize,
+        seed: u64,
+    ) -> Self {
         let mut rng = Rng::with_seed(seed);
         let batch = Batch::new(&mut rng, requests, page_size);
-        let layout = IndexCacheLayout::contiguous(dims, batch.pages, page_size);
+        let layout = IndexCacheLayout::contiguous(&config, batch.pages, page_size);
         // Unused slots are NaN.
         let mut cache = vec![u32::MAX; batch.pages * layout.page_stride / 4];
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut cache);
@@ -48,11 +53,11 @@ impl World {
             }
         }
         let tokens = batch.tokens();
-        let heads = dims.heads as usize;
+        let heads = config.heads as usize;
         Self {
             queries: codes(&mut rng, tokens * heads * layout.width),
             weights: random(&mut rng, tokens * heads),
-            dims,
+            config,
             batch,
             layout,
             cache,
@@ -64,7 +69,7 @@ impl World {
     }
 
     fn logits(&self, tokens: std::ops::Range<usize>, columns: usize, stride: usize) -> Vec<f32> {
-        let [heads, width] = [self.dims.heads, self.dims.width].map(|n| n as usize);
+        let [heads, width] = [self.config.heads, self.config.width].map(|n| n as usize);
         let rows = tokens.len();
         let mut logits = vec![f32::from_bits(UNTOUCHED); rows * stride];
         let values = &self.queries[tokens.start * heads * width..tokens.end * heads * width];
@@ -73,12 +78,13 @@ impl World {
             strides: [rows * stride, stride, 1],
             ..Layout::contiguous(mla_runtime::model::DType::F32, [1, rows, columns])
         };
+        let mut cache = self.cache.clone();
         Cpu::new()
             .index_logits(
-                self.dims,
+                &self.config,
                 values,
                 TensorRef::from_slice(weights, [rows, 1, heads]).unwrap(),
-                IndexCacheRef::new(self.bytes(), self.layout).unwrap(),
+                &IndexCacheMut::new(bytemuck::cast_slice_mut(&mut cache), self.layout).unwrap(),
                 &self.batch.view(tokens),
                 TensorMut::new(bytemuck::cast_slice_mut(&mut logits), layout).unwrap(),
             )
@@ -89,7 +95,7 @@ impl World {
     /// Compares logits with f64. The entries of keys that are not seen must keep their earlier
     /// bits.
     fn check(&self) {
-        let [heads, width] = [self.dims.heads, self.dims.width].map(|n| n as usize);
+        let [heads, width] = [self.config.heads, self.config.width].map(|n| n as usize);
         let columns = self.batch.longest();
         let stride = columns + 5;
         let logits = self.logits(0..self.batch.tokens(), columns, stride);
@@ -136,17 +142,17 @@ impl World {
 #[test]
 fn logits_are_what_the_formula_gives() {
     let requests = [(1, 70), (3, 33), (1, 1), (0, 5), (2, 2), (2, 0), (5, 131)];
-    World::new(IndexDims::DEEPSEEK_V3_2, &requests, 64, 1).check();
-    World::new(IndexDims::GLM_5, &requests, 16, 2).check();
+    World::new(IndexerConfig::DEEPSEEK_V3_2, &requests, 64, 1).check();
+    World::new(IndexerConfig::GLM_5, &requests, 16, 2).check();
     for (heads, width) in [(1, 4), (3, 20), (5, 36)] {
-        let dims = IndexDims::new(heads, width, 2, 8);
-        World::new(dims, &requests, 4, 3).check();
+        let config = IndexerConfig::new(heads, width, 2, 8);
+        World::new(config, &requests, 4, 3).check();
     }
 }
 
 #[test]
 fn parts_equal_the_whole() {
-    let world = World::new(IndexDims::GLM_5, &[(4, 90), (1, 40), (6, 66)], 64, 4);
+    let world = World::new(IndexerConfig::GLM_5, &[(4, 90), (1, 40), (6, 66)], 64, 4);
     let whole = world.logits(0..11, 90, 90);
     for part in [0..3, 3..5, 2..11, 5..5] {
         let logits = world.logits(part.clone(), 90, 90);
@@ -162,7 +168,7 @@ fn parts_equal_the_whole() {
 
 #[test]
 fn equal_keys_have_equal_logits() {
-    let mut world = World::new(IndexDims::DEEPSEEK_V3_2, &[(1, 300)], 64, 5);
+    let mut world = World::new(IndexerConfig::DEEPSEEK_V3_2, &[(1, 300)], 64, 5);
     let layout = world.layout;
     let slots: Vec<usize> = (0..300)
         .map(|position| world.batch.slot(0, position))
@@ -183,39 +189,39 @@ fn equal_keys_have_equal_logits() {
 
 #[test]
 fn refusals_name_the_field() {
-    let world = World::new(IndexDims::GLM_5, &[(1, 90)], 64, 6);
-    let refused = |dims, layout, columns: usize, batch: &Batch| {
-        let mut logits = vec![0.0f32; columns];
+    let world = World::new(IndexerConfig::GLM_5, &[(1, 90)], 64, 6);
+    let refused = |config: IndexerConfig, layout, columns: usize, batch: &Batch| {
+        let (mut logits, mut cache) = (vec![0.0f32; columns], world.cache.clone());
         let error = Cpu::new()
             .index_logits(
-                dims,
+                &config,
                 &world.queries[..],
                 TensorRef::from_slice(&world.weights, [1, 1, 32]).unwrap(),
-                IndexCacheRef::new(world.bytes(), layout).unwrap(),
+                &IndexCacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout).unwrap(),
                 &batch.view(0..1),
                 TensorMut::from_slice(&mut logits, [1, 1, columns]).unwrap(),
             )
             .unwrap_err();
         error.to_string()
     };
-    let (dims, layout) = (IndexDims::GLM_5, world.layout);
+    let (config, layout) = (IndexerConfig::GLM_5, world.layout);
     assert_eq!(
-        refused(dims, layout, 89, &world.batch),
+        refused(config, layout, 89, &world.batch),
         "index logits: given 89 columns, accepted at least the batch's longest length, 90"
     );
     assert_eq!(
-        refused(IndexDims::DEEPSEEK_V3_2, layout, 90, &world.batch),
+        refused(IndexerConfig::DEEPSEEK_V3_2, layout, 90, &world.batch),
         "index queries: given 4096 bytes, accepted 8192, for [1, 64, 128] e4m3"
     );
     let narrow = layout.with_width(64);
     assert_eq!(
-        refused(dims, narrow, 90, &world.batch),
+        refused(config, narrow, 90, &world.batch),
         "index cache: given keys of 64 values, accepted 128, as index_head_dim says"
     );
     let mut batch = Batch::new(&mut Rng::with_seed(1), &[(1, 90)], 64);
     batch.tables[1] = 99;
     assert_eq!(
-        refused(dims, layout, 90, &batch),
+        refused(config, layout, 90, &batch),
         "block table entry: given 99 at [0, 1], accepted 0 and up below 5"
     );
 }
@@ -252,33 +258,33 @@ fn short_arrays_are_refused() {
 #[test]
 fn no_rows_of_any_width() {
     // Memory without bytes may begin at any address.
-    let (cpu, dims) = (Cpu::new(), IndexDims::new(4, 32, 8, 9));
-    let cache = IndexCacheLayout::contiguous(dims, 0, 16);
+    let (cpu, config) = (Cpu::new(), IndexerConfig::new(4, 32, 8, 9));
+    let cache = IndexCacheLayout::contiguous(&config, 0, 16);
     let (none, starts) = (ArrayRef::from_slice(&[]), ArrayRef::from_slice(&[0]));
     let table = BlockTable::new(none, 0, 2).unwrap();
     let rows = IndexRows::new(DecodeBatch::new(table, (none, 8), (starts, 1)), 0..0);
     for columns in [8, 1 << 62, usize::MAX] {
         let layout = |shape| Layout::contiguous(DType::F32, shape);
         let weights = TensorRef::<Cpu>::new(&[], layout([0, 1, 4])).unwrap();
-        let cache = IndexCacheRef::<Cpu>::new(&[], cache).unwrap();
+        let cache = IndexCacheMut::<Cpu>::new(&mut [], cache).unwrap();
         let logits = TensorMut::<Cpu>::new(&mut [], layout([1, 0, columns])).unwrap();
-        cpu.index_logits(dims, &[], weights, cache, &rows, logits)
+        cpu.index_logits(&config, &[], weights, &cache, &rows, logits)
             .unwrap();
         let logits = TensorRef::<Cpu>::new(&[], layout([1, 0, columns])).unwrap();
         cpu.select_slots(logits, &rows, 16, &mut [], columns)
             .unwrap();
     }
     // Without heads, queries may have any width.
-    let dims = IndexDims::new(0, u32::MAX, 8, 9);
-    let cache = IndexCacheLayout::contiguous(dims, 0, 16);
+    let config = IndexerConfig::new(0, u32::MAX, 8, 9);
+    let cache = IndexCacheLayout::contiguous(&config, 0, 16);
     let table = BlockTable::new(none, 1, 0).unwrap();
     let (lens, starts) = (ArrayRef::from_slice(&[0]), ArrayRef::from_slice(&[0, 1]));
     let rows = IndexRows::new(DecodeBatch::new(table, (lens, 0), (starts, 1)), 0..1);
     let layout = |shape| Layout::contiguous(DType::F32, shape);
     let weights = TensorRef::<Cpu>::new(&[], layout([1, 1, 0])).unwrap();
-    let cache = IndexCacheRef::<Cpu>::new(&[], cache).unwrap();
+    let cache = IndexCacheMut::<Cpu>::new(&mut [], cache).unwrap();
     let logits = TensorMut::<Cpu>::new(&mut [], layout([1, 1, 0])).unwrap();
-    let refused = cpu.index_logits(dims, &[], weights, cache, &rows, logits);
+    let refused = cpu.index_logits(&config, &[], weights, &cache, &rows, logits);
     assert_eq!(
         refused.unwrap_err().to_string(),
         "index_n_heads: given 0, accepted 1 and up"

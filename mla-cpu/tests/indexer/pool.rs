@@ -13,7 +13,7 @@ use mla_runtime::indexer::{
     IndexerWorkspace,
 };
 use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
-use mla_runtime::model::{DType, HeadDims, IndexDims, IndexerConfig, MlaDims, RotaryStyle};
+use mla_runtime::model::{DType, HeadDims, IndexerConfig, MlaDims};
 use mla_runtime::spec::{Problem, QueryLen};
 use mla_runtime::tensor::{ArrayRef, CacheLayout, CacheMut, TensorMut, TensorRef};
 
@@ -32,9 +32,9 @@ const TOPK: usize = 16;
 const LIST: usize = TOPK + POOL - 1;
 
 fn config() -> IndexerConfig {
-    let dims = IndexDims::new(INDEX_HEADS as u32, WIDTH as u32, 0, TOPK as u32);
-    let dims = dims.with_pool(POOL as u32).with_tail(8);
-    IndexerConfig::new(dims, RotaryStyle::Halves).with_hadamard(true)
+    let config = IndexerConfig::new(INDEX_HEADS as u32, WIDTH as u32, 0, TOPK as u32);
+    let pooled = config.with_pool(POOL as u32).with_tail(8);
+    pooled.with_hadamard(true)
 }
 
 fn problem() -> Problem {
@@ -124,7 +124,7 @@ impl World {
     }
 
     fn index_layout(pages: usize) -> IndexCacheLayout {
-        IndexCacheLayout::contiguous(config().dims, pages, PAGE)
+        IndexCacheLayout::contiguous(&config(), pages, PAGE)
     }
 
     fn slot(&self, request: usize, position: usize) -> usize {
@@ -449,23 +449,22 @@ fn tokens_of_a_pool_stand_anywhere() {
 
 #[test]
 fn what_no_pool_can_be() {
-    let dims = config().dims;
-    let said = |config: IndexerConfig| config.check().unwrap_err().to_string();
-    let of = |dims| said(config().with_dims(dims));
+    let pooled = config();
+    let of = |config: IndexerConfig| config.check().unwrap_err().to_string();
     assert_eq!(
-        of(dims.with_topk(18)),
+        of(pooled.with_topk(18)),
         "index_topk: given 18, accepted a multiple of index_kpool, 4"
     );
     assert_eq!(
-        of(dims.with_rope(8)),
+        of(pooled.with_rope(8)),
         "index rope: given 8, accepted 0: keys that are pooled have no rotary part"
     );
     assert_eq!(
-        of(dims.with_tail(6)),
+        of(pooled.with_tail(6)),
         "index tail: given 6, accepted a multiple of index_kpool, 4, up to 65536"
     );
     assert_eq!(
-        of(dims.with_pool(1)),
+        of(pooled.with_pool(1)),
         "index tail: given 8, accepted 0 without pools"
     );
     let odd = problem().with_page_size(18);

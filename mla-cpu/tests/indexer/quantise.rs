@@ -7,17 +7,17 @@ use mla_cpu::Cpu;
 use mla_runtime::indexer::{
     IndexCacheLayout, IndexCacheMut, IndexDevice as _, IndexKeys, IndexQueries,
 };
-use mla_runtime::model::{IndexDims, IndexerConfig, RotaryStyle};
+use mla_runtime::model::{IndexerConfig, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
 
 use crate::{Tables, random, wide};
 
-const DIMS: IndexDims = IndexDims::new(6, 128, 64, 32);
+const BASE: IndexerConfig = IndexerConfig::new(6, 128, 64, 32);
 
 fn configs() -> impl Iterator<Item = IndexerConfig> {
     let styles = [RotaryStyle::Halves, RotaryStyle::Interleaved];
     styles.into_iter().flat_map(|rotary| {
-        [false, true].map(|hadamard| IndexerConfig::new(DIMS, rotary).with_hadamard(hadamard))
+        [false, true].map(|hadamard| BASE.with_rotary(rotary).with_hadamard(hadamard))
     })
 }
 
@@ -60,7 +60,7 @@ fn keys_into_their_slots() {
         let positions = (0..tokens).map(|_| rng.i64(0..900)).collect();
         let tables = Tables::new(positions, 64, config.rotary);
         // There is a gap between pages.
-        let layout = IndexCacheLayout::contiguous(DIMS, 2, 64).with_page_stride(8448 + 64 * case);
+        let layout = IndexCacheLayout::contiguous(&BASE, 2, 64).with_page_stride(8448 + 64 * case);
         let mut cache = vec![0xffu8; 2 * layout.page_stride + 8];
         let start = cache.as_ptr().align_offset(4);
         let cache = &mut cache[start..];
@@ -162,7 +162,7 @@ fn queries_and_scales() {
 
 #[test]
 fn without_a_rotation_nothing_turns() {
-    let config = IndexerConfig::DEEPSEEK_V3_2.with_dims(IndexDims::new(1, 8, 4, 1));
+    let config = IndexerConfig::new(1, 8, 4, 1);
     let queries = [1.0f32, -2.0, 3.0, 4.0, 0.5, 448.0, 0.0, -0.25];
     let (mut values, mut scaled) = ([0u8; 8], [0.0f32]);
     Cpu::new()
@@ -184,8 +184,8 @@ fn without_a_rotation_nothing_turns() {
 
 #[test]
 fn refusals_name_the_field() {
-    let config = IndexerConfig::GLM_5.with_dims(IndexDims::new(2, 8, 4, 4));
-    let layout = IndexCacheLayout::contiguous(config.dims, 1, 4);
+    let config = IndexerConfig::new(2, 8, 4, 4).with_rotary(RotaryStyle::Interleaved);
+    let layout = IndexCacheLayout::contiguous(&config, 1, 4);
     let (keys, ones) = ([1.0f32; 16], [1.0f32; 8]);
     let tables = Tables::new(vec![0, 1], 4, RotaryStyle::Interleaved);
     let halves = Tables::new(vec![0, 1], 4, RotaryStyle::Halves);

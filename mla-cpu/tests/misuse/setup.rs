@@ -5,7 +5,7 @@ use std::ops::Range;
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{DecodeBackend, LayerConfig, PrefillBackend, SlotLists, StepLimits};
 use mla_runtime::batch::Request;
-use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, UnrotatedCall, Weights};
+use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, Rope};
 use mla_runtime::spec::{Problem, QueryLen};
 use mla_runtime::tensor::{
@@ -376,7 +376,7 @@ impl Setup {
                     TensorMut::new(&mut rope[part(&self.rope)], self.rope.layout).named("rope")?;
                 layer.forward_unrotated(
                     &mut workspace,
-                    UnrotatedCall::new(weights, query, latent, rope, rotary, cache, out)
+                    LayerCall::unrotated(weights, query, latent, rope, rotary, cache, out)
                         .with_lse(lse)
                         .with_slot_lists(slot_lists),
                 )?;

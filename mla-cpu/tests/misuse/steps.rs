@@ -7,9 +7,7 @@ use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Result;
 use mla_runtime::backend::{LayerConfig, ListedCache, SlotLists, StepLimits};
 use mla_runtime::device::Device;
-use mla_runtime::layer::{
-    LayerCall, MlaLayer, StepPlan, StepRequest, UnrotatedCall, Weights, Workspace,
-};
+use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, Rope};
 use mla_runtime::spec::{Problem, QueryLen};
 use mla_runtime::tensor::{
@@ -457,7 +455,7 @@ fn rotated(positions: &[i64]) -> Result<()> {
     let (mut rope, kv_b) = (numbers(2, [6, 1, 8]), numbers(3, [1, 32, 64]));
     let (before, mut out) = (lab.cache.clone(), vec![f32::NAN; 6 * HEADS * 16]);
     let cache = CacheMut::new(bytemuck::cast_slice_mut(&mut lab.cache), layout())?;
-    let call = UnrotatedCall::new(
+    let call = LayerCall::unrotated(
         Weights::from_transposed(TensorRef::from_slice(&kv_b, [1, 32, 64])?, &lab.weights)?,
         TensorMut::from_slice(&mut query, [6, HEADS, 24])?,
         TensorRef::from_slice(&latent, [6, 1, 32])?,

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::device::Device;
-use crate::model::IndexDims;
+use crate::model::IndexerConfig;
 use crate::setters::setters;
 use crate::{Error, Result};
 
@@ -20,10 +20,10 @@ const SCALE_BYTES: usize = 4;
 /// entry e of a tail   page · page_stride + page_size · (width + 4) + e · 4 · width
 /// ```
 ///
-/// Normally each token has a key, and there is no tail. If keys are [pooled](IndexDims::pool), K
-/// tokens share a key. The slot of the key is that of its first token divided by K. An entry of the
-/// tail has a token's own key and then its gate, as bf16. The token at index i of its page has the
-/// entry i modulo the length of the tail, until a later token overwrites it.
+/// Normally each token has a key, and there is no tail. If keys are [pooled](IndexerConfig::pool),
+/// K tokens share a key. The slot of the key is that of its first token divided by K. An entry of
+/// the tail has a token's own key and then its gate, as bf16. The token at index i of its page has
+/// the entry i modulo the length of the tail, until a later token overwrites it.
 ///
 /// With pages of 64 tokens and keys of 128 values, this is the layout of DeepGEMM, vLLM and SGLang:
 /// 8448 bytes per page. Slots are those of the layer's own cache, so one block table serves both.
@@ -44,13 +44,13 @@ pub struct IndexCacheLayout {
 
 impl IndexCacheLayout {
     /// Pages of `page_size` tokens without gaps.
-    pub const fn contiguous(dims: IndexDims, pages: usize, page_size: usize) -> Self {
+    pub const fn contiguous(config: &IndexerConfig, pages: usize, page_size: usize) -> Self {
         Self {
-            width: dims.width as usize,
+            width: config.width as usize,
             pages,
-            page_size: page_size / dims.tokens_per_key(),
-            page_stride: dims.page_bytes(page_size),
-            tail: dims.tail as usize,
+            page_size: page_size / config.tokens_per_key(),
+            page_stride: config.page_bytes(page_size),
+            tail: config.tail as usize,
         }
     }
 
@@ -150,44 +150,7 @@ impl fmt::Display for IndexCacheLayout {
     }
 }
 
-/// An index cache that is read.
-pub struct IndexCacheRef<'a, D: Device> {
-    bytes: D::Bytes<'a>,
-    layout: IndexCacheLayout,
-}
-
-impl<D: Device> Clone for IndexCacheRef<'_, D> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<D: Device> Copy for IndexCacheRef<'_, D> {}
-
-impl<'a, D: Device> IndexCacheRef<'a, D> {
-    /// A view that begins at the first of `bytes`.
-    ///
-    /// # Errors
-    ///
-    /// If a key lies outside `bytes`, pages overlap, or scales are not aligned.
-    pub fn new(bytes: D::Bytes<'a>, layout: IndexCacheLayout) -> Result<Self> {
-        layout.check(D::byte_len(bytes))?;
-        crate::tensor::check_alignment::<D>(bytes, SCALE_BYTES)?;
-        Ok(Self { bytes, layout })
-    }
-
-    /// The bytes, which begin at slot 0.
-    pub fn bytes(&self) -> D::Bytes<'a> {
-        self.bytes
-    }
-
-    /// Pages and strides.
-    pub fn layout(&self) -> &IndexCacheLayout {
-        &self.layout
-    }
-}
-
-/// An index cache that is written.
+/// An index cache.
 pub struct IndexCacheMut<'a, D: Device> {
     bytes: D::BytesMut<'a>,
     layout: IndexCacheLayout,
@@ -198,11 +161,16 @@ impl<'a, D: Device> IndexCacheMut<'a, D> {
     ///
     /// # Errors
     ///
-    /// Same as [`IndexCacheRef::new`].
+    /// If a key lies outside `bytes`, pages overlap, or scales are not aligned.
     pub fn new(bytes: D::BytesMut<'a>, layout: IndexCacheLayout) -> Result<Self> {
         layout.check(D::byte_len_mut(&bytes))?;
         crate::tensor::check_alignment::<D>(D::freeze(&bytes), SCALE_BYTES)?;
         Ok(Self { bytes, layout })
+    }
+
+    /// The bytes, which begin at slot 0, to read.
+    pub fn bytes(&self) -> D::Bytes<'_> {
+        D::freeze(&self.bytes)
     }
 
     /// The bytes, which begin at slot 0.
@@ -222,14 +190,6 @@ impl<'a, D: Device> IndexCacheMut<'a, D> {
             layout: self.layout,
         }
     }
-
-    /// The same view, read.
-    pub fn as_ref(&self) -> IndexCacheRef<'_, D> {
-        IndexCacheRef {
-            bytes: D::freeze(&self.bytes),
-            layout: self.layout,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -238,7 +198,7 @@ mod tests {
 
     #[test]
     fn places_are_those_of_the_format() {
-        let layout = IndexCacheLayout::contiguous(IndexDims::DEEPSEEK_V3_2, 3, 64);
+        let layout = IndexCacheLayout::contiguous(&IndexerConfig::DEEPSEEK_V3_2, 3, 64);
         assert_eq!((layout.page_stride, layout.slots()), (8448, 192));
         assert_eq!(layout.values_at(0), 0);
         assert_eq!(layout.scale_at(0), 8192);
@@ -248,7 +208,7 @@ mod tests {
 
     #[test]
     fn refusals() {
-        let layout = IndexCacheLayout::contiguous(IndexDims::DEEPSEEK_V3_2, 2, 64);
+        let layout = IndexCacheLayout::contiguous(&IndexerConfig::DEEPSEEK_V3_2, 2, 64);
         layout.check(2 * 8448).unwrap();
         let refused = |layout: IndexCacheLayout, bytes: usize| -> String {
             layout.check(bytes).unwrap_err().to_string()

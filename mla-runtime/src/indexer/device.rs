@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::{IndexCacheMut, IndexCacheRef};
+use super::IndexCacheMut;
 use crate::backend::DecodeBatch;
 use crate::device::{CacheRows, Device};
 use crate::model::DType;
-use crate::model::{IndexDims, IndexerConfig};
+use crate::model::IndexerConfig;
 use crate::setters::options;
 use crate::tensor::{ArrayRef, Rotary, RotaryQuery, TensorMut, TensorRef};
 use crate::{Error, Result};
@@ -147,7 +147,7 @@ impl<'a, D: Device> IndexRows<'a, D> {
 ///
 /// Every operation is enqueued, like those of [`Device`].
 pub trait IndexDevice: Device {
-    /// True if it takes [pooled](IndexDims::pool) keys. Otherwise they are refused.
+    /// True if it takes [pooled](IndexerConfig::pool) keys. Otherwise they are refused.
     const POOLS_KEYS: bool = false;
 
     /// Normalises, rotates and quantises index keys, and writes each to its slot. A slot of −1 is
@@ -210,10 +210,10 @@ pub trait IndexDevice: Device {
     /// page are 0.
     fn index_logits(
         &self,
-        dims: IndexDims,
+        config: &IndexerConfig,
         queries: Self::Bytes<'_>,
         weights: TensorRef<'_, Self>,
-        cache: IndexCacheRef<'_, Self>,
+        cache: &IndexCacheMut<'_, Self>,
         rows: &IndexRows<'_, Self>,
         logits: TensorMut<'_, Self>,
     ) -> Result<()>;
@@ -250,7 +250,7 @@ impl<D: IndexDevice> IndexKeys<'_, D> {
     /// If a shape, a dtype, or the cache disagrees with the configuration.
     pub fn check(&self, config: &IndexerConfig) -> Result<usize> {
         config.check()?;
-        let width = config.dims.width as usize;
+        let width = config.width as usize;
         let tokens = self.keys.shape()[0];
         let dtype = self.keys.dtype();
         self.keys
@@ -267,7 +267,7 @@ impl<D: IndexDevice> IndexKeys<'_, D> {
             let accepted = format!("{tokens}, one per token");
             return Err(Error::argument("slots", self.slots.len(), accepted));
         }
-        let (layout, tail) = (self.cache.layout(), config.dims.tail as usize);
+        let (layout, tail) = (self.cache.layout(), config.tail as usize);
         if layout.width != width {
             let given = format!("keys of {} values", layout.width);
             let accepted = format!("{width}, as index_head_dim says");
@@ -278,7 +278,7 @@ impl<D: IndexDevice> IndexKeys<'_, D> {
             let accepted = format!("{tail}, as the indexer has them");
             return Err(Error::argument("index cache", given, accepted));
         }
-        check_pools::<D>(config.dims.pool)?;
+        check_pools::<D>(config.pool)?;
         check_gates(config, self.pool.as_ref(), tokens)?;
         check_rotary(config, self.rotary.as_ref(), tokens)?;
         Ok(tokens)
@@ -293,8 +293,8 @@ impl<D: IndexDevice> IndexQueries<'_, D> {
     /// If a shape or a dtype disagrees with the configuration, or if a destination is too small.
     pub fn check(&self, config: &IndexerConfig) -> Result<usize> {
         config.check()?;
-        check_pools::<D>(config.dims.pool)?;
-        let [heads, width] = [config.dims.heads, config.dims.width].map(|n| n as usize);
+        check_pools::<D>(config.pool)?;
+        let [heads, width] = [config.heads, config.width].map(|n| n as usize);
         let tokens = self.queries.shape()[0];
         let expect = |field, tensor: &TensorRef<'_, D>, shape| {
             tensor.layout().require(field, tensor.dtype(), shape)
@@ -348,7 +348,7 @@ fn check_rotary<D: Device>(
             format!("{:?}, as the indexer's configuration has it", config.rotary),
         ));
     }
-    rotary.check(tokens, config.dims.rope as usize)
+    rotary.check(tokens, config.rope as usize)
 }
 
 /// Refuses gates and a table that do not fit the indexer's pools. Also refuses their absence if
@@ -358,7 +358,7 @@ pub(super) fn check_gates<D: Device>(
     given: Option<&[TensorRef<'_, D>; 2]>,
     tokens: usize,
 ) -> Result<()> {
-    let [width, pool] = [config.dims.width, config.dims.pool].map(|n| n as usize);
+    let [width, pool] = [config.width, config.pool].map(|n| n as usize);
     match (given, pool) {
         (None, 1) => Ok(()),
         (Some([gates, table]), pool) if pool > 1 => {
@@ -424,11 +424,11 @@ impl<D: IndexDevice> IndexRows<'_, D> {
     /// If there are too few bytes, or if the weights have another shape, dtype or strides.
     pub fn check_queries(
         &self,
-        dims: IndexDims,
+        config: &IndexerConfig,
         bytes: usize,
         weights: &TensorRef<'_, D>,
     ) -> Result<()> {
-        let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
+        let [heads, width] = [config.heads, config.width].map(|n| n as usize);
         // Without heads, the width may be anything.
         if heads == 0 {
             return Err(Error::argument("index_n_heads", 0, "1 and up"));

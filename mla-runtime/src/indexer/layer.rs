@@ -4,10 +4,10 @@ use super::device::IndexDevice;
 use super::select::{IndexCall, Indexer};
 use super::workspace::IndexerWorkspace;
 use crate::Result;
-use crate::backend::{DecodeStage, PrefillStage, SlotLists};
-use crate::device::Device;
+use crate::backend::{DecodeStage, PrefillStage};
+use crate::device::Device as _;
 use crate::layer::{Absorbing, LayerCall, MlaLayer, Workspace};
-use crate::tensor::{ArrayRef, LseMut, TensorRef};
+use crate::tensor::TensorRef;
 
 impl<P, D> MlaLayer<P, D>
 where
@@ -73,7 +73,8 @@ where
         self.device().profile_range(c"mla: absorb queries", || {
             self.enqueue_absorbed_queries(workspace, &mut call, Absorbing::Ready)
         })?;
-        let mut call = call.with_lists(lists.lists(workspace)?);
+        let lists = lists.lists(workspace)?;
+        let mut call = call.reading(TensorRef::shorten).with_slot_lists(lists);
         self.check_lists(workspace, call.slot_lists.as_ref(), call.cache.layout())?;
         self.device().profile_range(c"mla: attend absorbed", || {
             self.enqueue_absorbed_attention(workspace, &mut call)
@@ -82,24 +83,5 @@ where
         self.device().profile_range(c"mla: attend expanded", || {
             self.enqueue_expanded(workspace, &mut call)
         })
-    }
-}
-
-impl<D: Device> LayerCall<'_, D> {
-    /// The same call with these lists.
-    fn with_lists<'a>(&'a mut self, lists: SlotLists<'a, D>) -> LayerCall<'a, D> {
-        LayerCall {
-            weights: self.weights.shorten(),
-            query: self.query.shorten(),
-            latent: self.latent.shorten(),
-            rope: self.rope.shorten(),
-            cache: self.cache.reborrow(),
-            out: self.out.reborrow(),
-            lse: self.lse.as_mut().map(LseMut::reborrow),
-            slot_lists: Some(lists),
-            sinks: self.sinks.as_ref().map(ArrayRef::shorten),
-            gate: self.gate.as_ref().map(TensorRef::shorten),
-            rotary: self.rotary.as_ref().map(|rotary| rotary.shorten()),
-        }
     }
 }

@@ -67,7 +67,7 @@ mod layer;
 mod select;
 mod workspace;
 
-pub use cache::{IndexCacheLayout, IndexCacheMut, IndexCacheRef};
+pub use cache::{IndexCacheLayout, IndexCacheMut};
 pub use device::{IndexDevice, IndexKeys, IndexQueries, IndexRows};
 pub use select::{IndexCall, Indexer};
 pub use workspace::IndexerWorkspace;

@@ -102,9 +102,9 @@ impl<D: IndexDevice> Indexer<D> {
     /// If the configuration contradicts itself, or the problem is not sparse.
     pub fn new(device: &D, config: &IndexerConfig, problem: &Problem) -> Result<Self> {
         config.check()?;
-        check_pools::<D>(config.dims.pool)?;
-        if !problem.page_size.is_multiple_of(config.dims.pool) {
-            let accepted = format!("a multiple of index_kpool, {}", config.dims.pool);
+        check_pools::<D>(config.pool)?;
+        if !problem.page_size.is_multiple_of(config.pool) {
+            let accepted = format!("a multiple of index_kpool, {}", config.pool);
             return Err(Error::argument("page_size", problem.page_size, accepted));
         }
         if !problem.sparse {
@@ -243,10 +243,9 @@ impl<D: IndexDevice> Indexer<D> {
         P: PrefillStage<Device = D>,
         B: DecodeStage<Device = D>,
     {
-        let dims = self.config.dims;
         let batch = workspace.decode_batch()?;
         let scored = self.scores(&batch);
-        let rows = IndexRows::new(batch, tokens.clone()).with_pool(dims.pool);
+        let rows = IndexRows::new(batch, tokens.clone()).with_pool(self.config.pool);
         // SAFETY: `score` enqueues the queries and the logits, and the selection follows here. The
         // arrays belong to the workspace, and only `prepare` writes them.
         let rows = unsafe { rows.with_in_turn(scored) };
@@ -256,7 +255,7 @@ impl<D: IndexDevice> Indexer<D> {
             self.score(own, call, &rows, logits)?;
         }
         // The lists come after the logits.
-        let width = dims.list_width() as usize;
+        let width = self.config.list_width() as usize;
         let at = own.plan.range(RegionName::SlotLists).start + tokens.start * width * 4;
         let regions = own.plan.range(RegionName::IndexLogits);
         let (scratch, lists) = D::split_mut(D::bytes_mut(&mut own.buffer), at);
@@ -269,7 +268,7 @@ impl<D: IndexDevice> Indexer<D> {
 
     /// Returns true if tokens need scores. If no token sees more than a list can hold, they do not.
     fn scores(&self, batch: &DecodeBatch<'_, D>) -> bool {
-        batch.max_seq_len > self.config.dims.topk as usize
+        batch.max_seq_len > self.config.topk as usize
     }
 
     /// Computes W_qb · q_latent of these tokens.
@@ -279,8 +278,7 @@ impl<D: IndexDevice> Indexer<D> {
         queries: &Queries<'_, D>,
         tokens: Range<usize>,
     ) -> Result<()> {
-        let dims = self.config.dims;
-        let columns = (dims.heads * dims.width) as usize;
+        let columns = (self.config.heads * self.config.width) as usize;
         let mut arena = crate::layer::Arena::<D>::new(D::bytes_mut(&mut own.buffer));
         let to = arena.take(&own.plan.range(RegionName::IndexProjection));
         let layout = Layout::contiguous(self.problem.dtype, [1, tokens.len(), columns]);
@@ -305,8 +303,7 @@ impl<D: IndexDevice> Indexer<D> {
         tokens: Range<usize>,
         quantise: impl FnOnce(IndexQueries<'_, D>) -> Result<()>,
     ) -> Result<()> {
-        let dims = self.config.dims;
-        let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
+        let [heads, width] = [self.config.heads, self.config.width].map(|n| n as usize);
         let plan = &own.plan;
         let mut arena = crate::layer::Arena::<D>::new(D::bytes_mut(&mut own.buffer));
         let projected = arena.take(&plan.range(RegionName::IndexProjection));
@@ -336,19 +333,21 @@ impl<D: IndexDevice> Indexer<D> {
         rows: &IndexRows<'_, D>,
         logits: Layout,
     ) -> Result<()> {
-        let dims = self.config.dims;
         let plan = &own.plan;
         let mut arena = crate::layer::Arena::<D>::new(D::bytes_mut(&mut own.buffer));
         let values = arena.take(&plan.range(RegionName::IndexQueries));
         let weights = arena.take(&plan.range(RegionName::IndexHeadWeights));
         let scores = arena.take(&plan.range(RegionName::IndexLogits));
-        let scaled = Layout::contiguous(DType::F32, [rows.tokens.len(), 1, dims.heads as usize]);
+        let scaled = Layout::contiguous(
+            DType::F32,
+            [rows.tokens.len(), 1, self.config.heads as usize],
+        );
         let weights = TensorMut::<D>::new(weights, scaled)?;
         self.device.index_logits(
-            dims,
+            &self.config,
             D::freeze(&values),
             weights.as_ref(),
-            call.cache.as_ref(),
+            &call.cache,
             rows,
             TensorMut::new(scores, logits)?,
         )
@@ -367,17 +366,16 @@ impl<D: IndexDevice> Indexer<D> {
     {
         workspace.check_prepared_for(&self.problem)?;
         workspace.check_memory(&self.device)?;
-        let dims = self.config.dims;
-        if own.needs.dims != dims {
-            let given = format!("one for {}", own.needs.dims);
-            return Err(Error::argument("indexer workspace", given, dims));
+        if own.needs.config.extents() != self.config.extents() {
+            let given = format!("one for {}", own.needs.config);
+            return Err(Error::argument("indexer workspace", given, self.config));
         }
         if own.dtype != self.problem.dtype {
             let [given, accepted] =
                 [own.dtype, self.problem.dtype].map(|dtype| format!("one for queries in {dtype}"));
             return Err(Error::argument("indexer workspace", given, accepted));
         }
-        let columns = own.needs.columns as usize * dims.pool as usize;
+        let columns = own.needs.columns as usize * self.config.pool as usize;
         let longest = workspace.decode_batch()?.max_seq_len;
         let tokens = workspace.tokens();
         for (field, given, max) in [
@@ -404,7 +402,7 @@ impl<D: IndexDevice> Indexer<D> {
         device.check_bytes("index norm weight", call.norm[0].bytes())?;
         device.check_bytes("index norm bias", call.norm[1].bytes())?;
         device.check_bytes("index head weights", call.head_weights.bytes())?;
-        device.check_bytes("index cache", call.cache.as_ref().bytes())?;
+        device.check_bytes("index cache", call.cache.bytes())?;
         if let Some([gates, table]) = &call.pool {
             device.check_bytes("index gates", gates.bytes())?;
             device.check_bytes("index pool table", table.bytes())?;
@@ -416,8 +414,7 @@ impl<D: IndexDevice> Indexer<D> {
     }
 
     fn check_tensors(&self, tokens: usize, call: &IndexCall<'_, D>) -> Result<()> {
-        let dims = self.config.dims;
-        let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
+        let [heads, width] = [self.config.heads, self.config.width].map(|n| n as usize);
         let dtype = self.problem.dtype;
         let rank = call.query_latent.shape()[2];
         for (field, tensor, dtype, shape) in [
@@ -449,10 +446,10 @@ impl<D: IndexDevice> Indexer<D> {
     /// Checks the index cache. `pages_end` is one more than the largest page number in the step's
     /// block tables.
     fn check_cache(&self, pages_end: usize, call: &IndexCall<'_, D>) -> Result<()> {
-        let width = self.config.dims.width as usize;
+        let width = self.config.width as usize;
         let cache = call.cache.layout();
-        let page_size = (self.problem.page_size / self.config.dims.pool) as usize;
-        let tail = self.config.dims.tail as usize;
+        let page_size = (self.problem.page_size / self.config.pool) as usize;
+        let tail = self.config.tail as usize;
         if cache.width != width || cache.page_size != page_size || cache.tail != tail {
             let shown = |page_size, width, tail| match tail {
                 0 => format!("pages of {page_size} keys of {width} values"),
@@ -494,7 +491,7 @@ impl<D: Device> Indexer<D> {
     /// If a limit or size is out of range.
     pub fn memory_plan(&self, limits: &StepLimits, layers: u32, pages: u64) -> Result<MemoryPlan> {
         let needs = MemoryNeeds::of(&self.problem)?.with_pages(pages);
-        memory::plan(&needs.with_indexer(self.config.dims, limits, layers)?)
+        memory::plan(&needs.with_indexer(&self.config, limits, layers)?)
     }
 
     /// Allocates the scratch and the lists of steps within `limits`. All layers share them.
@@ -504,7 +501,7 @@ impl<D: Device> Indexer<D> {
     /// If a limit is out of range, or if the device has too little free memory.
     pub fn workspace(&self, limits: &StepLimits) -> Result<IndexerWorkspace<D>> {
         let plan = self.memory_plan(limits, 1, 0)?;
-        let needs = IndexNeeds::of(self.config.dims, limits, self.problem.page_size)?;
+        let needs = IndexNeeds::of(&self.config, limits, self.problem.page_size)?;
         IndexerWorkspace::new(&self.device, needs, self.problem.dtype, plan)
     }
 }

@@ -87,7 +87,7 @@ impl<D: Device> IndexerWorkspace<D> {
             let accepted = "those of the prepared step: a layer with an indexer selects first";
             return Err(Error::argument("slot_lists", given, accepted));
         }
-        let width = self.needs.dims.list_width() as usize;
+        let width = self.needs.config.list_width() as usize;
         let bytes = D::byte_range(
             D::bytes(&self.buffer),
             self.plan.range(RegionName::SlotLists),

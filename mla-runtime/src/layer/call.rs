@@ -7,17 +7,22 @@ use crate::setters::options;
 use crate::tensor::{ArrayRef, CacheMut, LseMut, Rotary, TensorMut, TensorRef};
 
 /// One call of a layer: views of the engine's tensors for the T tokens of the prepared step.
+///
+/// V is the view of queries and rotary keys. It is a [`TensorMut`] in a call of
+/// [`MlaLayer::forward_unrotated`](super::MlaLayer::forward_unrotated). Some vectors are then
+/// rotated in place, and others only in the copy that goes to the cache or the attention. This
+/// depends on the step. After the call, `query` and `rope` may be rotated or not.
 #[non_exhaustive]
-pub struct LayerCall<'a, D: Device> {
+pub struct LayerCall<'a, D: Device, V = TensorRef<'a, D>> {
     /// The layer's weights.
     pub weights: Weights<'a, D>,
     /// `[T, H, P+R]`. The rotary part must already be rotated, unless `rotary` is given.
-    pub query: TensorRef<'a, D>,
+    pub query: V,
     /// The new tokens' normalised latents, `[T, 1, L]`.
     pub latent: TensorRef<'a, D>,
     /// The new tokens' rotary keys, `[T, 1, R]`. They must already be rotated, unless `rotary` is
     /// given.
-    pub rope: TensorRef<'a, D>,
+    pub rope: V,
     /// The layer's cache.
     pub cache: CacheMut<'a, D>,
     /// `[T, H, V]`.
@@ -38,10 +43,10 @@ pub struct LayerCall<'a, D: Device> {
     /// [`MlaLayer::pack_rows`](super::MlaLayer::pack_rows) brings other rows into this order. A
     /// gate takes a device that [scales outputs](Device::scales_outputs).
     pub gate: Option<TensorRef<'a, D>>,
-    /// The rotation of queries and keys, which the cache write then applies. It is for steps whose
-    /// tokens are all on the absorbed path. (The expanded path reads tensors that are already
-    /// rotated.) [`MlaLayer::forward_unrotated`](super::MlaLayer::forward_unrotated) accepts any
-    /// step.
+    /// The tables of the rotation of queries and keys. If the positions are not those of the step,
+    /// it also has the caller's positions. The cache write applies it, in steps whose tokens are
+    /// all on the absorbed path. (The expanded path reads tensors that are already rotated.)
+    /// [`MlaLayer::forward_unrotated`](super::MlaLayer::forward_unrotated) accepts any step.
     pub rotary: Option<Rotary<'a, D>>,
 }
 
@@ -52,6 +57,34 @@ impl<'a, D: Device> LayerCall<'a, D> {
         weights: Weights<'a, D>,
         query: TensorRef<'a, D>,
         [latent, rope]: [TensorRef<'a, D>; 2],
+        cache: CacheMut<'a, D>,
+        out: TensorMut<'a, D>,
+    ) -> Self {
+        Self::of(weights, query, latent, rope, cache, out)
+    }
+}
+
+impl<'a, D: Device> LayerCall<'a, D, TensorMut<'a, D>> {
+    /// The same on queries and rotary keys that `rotary` has yet to rotate.
+    pub fn unrotated(
+        weights: Weights<'a, D>,
+        query: TensorMut<'a, D>,
+        latent: TensorRef<'a, D>,
+        rope: TensorMut<'a, D>,
+        rotary: Rotary<'a, D>,
+        cache: CacheMut<'a, D>,
+        out: TensorMut<'a, D>,
+    ) -> Self {
+        Self::of(weights, query, latent, rope, cache, out).with_rotary(rotary)
+    }
+}
+
+impl<'a, D: Device, V> LayerCall<'a, D, V> {
+    pub(super) const fn of(
+        weights: Weights<'a, D>,
+        query: V,
+        latent: TensorRef<'a, D>,
+        rope: V,
         cache: CacheMut<'a, D>,
         out: TensorMut<'a, D>,
     ) -> Self {
@@ -76,6 +109,26 @@ impl<'a, D: Device> LayerCall<'a, D> {
         with_sinks(sinks: ArrayRef<'a, D, f32>);
         with_gate(gate: TensorRef<'a, D>);
         with_rotary(rotary: Rotary<'a, D>);
+    }
+
+    /// The same call on tensors that are read. `read` gives a view of such a tensor.
+    pub(crate) fn reading<'b>(
+        &'b mut self,
+        read: impl Fn(&'b V) -> TensorRef<'b, D>,
+    ) -> LayerCall<'b, D> {
+        LayerCall {
+            weights: self.weights.shorten(),
+            query: read(&self.query),
+            latent: self.latent.shorten(),
+            rope: read(&self.rope),
+            cache: self.cache.reborrow(),
+            out: self.out.reborrow(),
+            lse: self.lse.as_mut().map(LseMut::reborrow),
+            slot_lists: self.slot_lists.as_ref().map(SlotLists::shorten),
+            sinks: self.sinks.as_ref().map(ArrayRef::shorten),
+            gate: self.gate.as_ref().map(TensorRef::shorten),
+            rotary: self.rotary.as_ref().map(Rotary::shorten),
+        }
     }
 }
 

@@ -120,7 +120,6 @@ mod workspace;
 
 pub use call::LayerCall;
 pub use owned_weights::OwnedWeights;
-pub use rotation::UnrotatedCall;
 pub use selected::{SelectedLayer, SelectedWorkspace};
 pub use step_plan::{StepPlan, StepRequest};
 pub use weights::{Weights, check_adapter};

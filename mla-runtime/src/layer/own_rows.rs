@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::packed::PackedTensors;
-use super::{LayerCall, MlaLayer, UnrotatedCall, Workspace};
+use super::rotation::Unrotated;
+use super::{LayerCall, MlaLayer, Workspace};
 use crate::backend::{DecodeStage, PrefillStage, SlotLists};
 use crate::device::Device;
 use crate::model::DType;
@@ -64,37 +65,16 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     pub(super) fn forward_rows(
         &self,
         workspace: &mut Workspace<P, D>,
-        mut call: LayerCall<'_, P::Device>,
+        call: LayerCall<'_, P::Device>,
     ) -> Result<()> {
-        self.check_call_rows(workspace, &call, call.rotary.as_ref())?;
+        self.check_call_rows(workspace, &call)?;
         if let Some(rows) = workspace.step.rows_in_order() {
-            let mut call = call.rows_in_order(rows)?;
+            let mut call = call.rows_in_order(rows, |it, axis, rows| it.narrow(axis, rows))?;
             self.check(workspace, &call)?;
             return self.enqueue(workspace, &mut call);
         }
-        let own = OwnTensors {
-            query: call.query,
-            latent: call.latent,
-            rope: call.rope,
-            out: call.out,
-            lse: call.lse,
-        };
-        let wants_lse = own.lse.is_some();
-        let (weights, sinks, rotary) = (call.weights, call.sinks, call.rotary);
-        let (lists, gate) = (call.slot_lists, call.gate);
-        self.with_packed(workspace, own, |workspace, packed, pass| {
-            let mut call = LayerCall::new(
-                weights.shorten(),
-                packed.query.as_ref(),
-                [packed.latent.as_ref(), packed.rope.as_ref()],
-                call.cache.reborrow(),
-                packed.out.reborrow(),
-            )
-            .with_lse(wants_lse.then(|| packed.lse.reborrow()))
-            .with_slot_lists(lists.as_ref().map(SlotLists::shorten))
-            .with_sinks(sinks.as_ref().map(|sinks| sinks.shorten()))
-            .with_gate(gate.as_ref().map(TensorRef::shorten))
-            .with_rotary(rotary.as_ref().map(Rotary::shorten));
+        self.forward_packed(workspace, call, |workspace, mut call, pass| {
+            let mut call = call.reading(TensorMut::as_ref);
             match pass {
                 Pass::Check => self.check(workspace, &call),
                 Pass::Enqueue => self.enqueue(workspace, &mut call),
@@ -106,43 +86,56 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     pub(super) fn forward_rows_unrotated(
         &self,
         workspace: &mut Workspace<P, D>,
-        mut call: UnrotatedCall<'_, P::Device>,
+        mut call: Unrotated<'_, P::Device>,
     ) -> Result<()> {
-        let rotary = call.rotary.shorten();
-        self.check_call_rows(workspace, &call.layer_call(false), Some(&rotary))?;
+        self.check_call_rows(workspace, &call.reading(TensorMut::as_ref))?;
         if let Some(rows) = workspace.step.rows_in_order() {
-            let mut call = call.rows_in_order(rows)?;
+            let mut call = call.rows_in_order(rows, TensorMut::narrow)?;
             self.check_unrotated(workspace, &mut call)?;
             return self.enqueue_unrotated(workspace, call);
         }
+        let call = call.reading(TensorMut::as_ref);
+        self.forward_packed(workspace, call, |workspace, mut call, pass| match pass {
+            Pass::Check => self.check_unrotated(workspace, &mut call),
+            Pass::Enqueue => self.enqueue_unrotated(workspace, call),
+        })
+    }
+
+    /// Runs each pass on the call with its rows in the order of the step.
+    fn forward_packed<F>(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        call: LayerCall<'_, P::Device>,
+        mut run: F,
+    ) -> Result<()>
+    where
+        F: FnMut(&mut Workspace<P, D>, Unrotated<'_, P::Device>, Pass) -> Result<()>,
+    {
         let own = OwnTensors {
-            query: call.query.as_ref(),
-            latent: call.latent.shorten(),
-            rope: call.rope.as_ref(),
-            out: call.out.reborrow(),
-            lse: call.lse.as_mut().map(LseMut::reborrow),
+            query: call.query,
+            latent: call.latent,
+            rope: call.rope,
+            out: call.out,
+            lse: call.lse,
         };
         let wants_lse = own.lse.is_some();
         let (weights, sinks, rotary) = (call.weights, call.sinks, call.rotary);
-        let (lists, gate) = (call.slot_lists, call.gate);
+        let (lists, gate, mut cache) = (call.slot_lists, call.gate, call.cache);
         self.with_packed(workspace, own, |workspace, packed, pass| {
-            let mut call = UnrotatedCall::new(
+            let call = LayerCall::of(
                 weights.shorten(),
                 packed.query.reborrow(),
                 packed.latent.as_ref(),
                 packed.rope.reborrow(),
-                rotary.shorten(),
-                call.cache.reborrow(),
+                cache.reborrow(),
                 packed.out.reborrow(),
             )
             .with_lse(wants_lse.then(|| packed.lse.reborrow()))
             .with_slot_lists(lists.as_ref().map(SlotLists::shorten))
             .with_sinks(sinks.as_ref().map(|sinks| sinks.shorten()))
-            .with_gate(gate.as_ref().map(TensorRef::shorten));
-            match pass {
-                Pass::Check => self.check_unrotated(workspace, &mut call),
-                Pass::Enqueue => self.enqueue_unrotated(workspace, call),
-            }
+            .with_gate(gate.as_ref().map(TensorRef::shorten))
+            .with_rotary(rotary.as_ref().map(Rotary::shorten));
+            run(workspace, call, pass)
         })
     }
 
@@ -225,13 +218,13 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         &self,
         workspace: &Workspace<P, D>,
         call: &LayerCall<'_, P::Device>,
-        rotary: Option<&Rotary<'_, P::Device>>,
     ) -> Result<()> {
         workspace.check(self)?;
         let step = &workspace.step;
         step.check_prepared()?;
         self.check_memory(call)?;
         self.check_shapes(step.call_rows(), call)?;
+        let rotary = call.rotary.as_ref();
         if rotary.is_some_and(|rotary| rotary.positions.is_some()) {
             let given = "of the caller's own, for rows in an order of the engine's own";
             let accepted = "none: each token then has its position in its request";
@@ -250,25 +243,17 @@ fn lse_rows(layout: LseLayout) -> Layout {
     }
 }
 
-impl<'a, D: Device> LayerCall<'a, D> {
-    fn rows_in_order(self, rows: Range<usize>) -> Result<Self> {
+impl<'a, D: Device, V> LayerCall<'a, D, V> {
+    /// The call on these rows of its tensors. `narrow` cuts queries and rotary keys.
+    fn rows_in_order(
+        self,
+        rows: Range<usize>,
+        narrow: impl Fn(V, usize, Range<usize>) -> Result<V>,
+    ) -> Result<Self> {
         Ok(Self {
-            query: self.query.narrow(0, rows.clone())?,
+            query: narrow(self.query, 0, rows.clone())?,
             latent: self.latent.narrow(0, rows.clone())?,
-            rope: self.rope.narrow(0, rows.clone())?,
-            out: self.out.narrow(0, rows.clone())?,
-            lse: self.lse.map(|lse| lse.tokens(rows)).transpose()?,
-            ..self
-        })
-    }
-}
-
-impl<'a, D: Device> UnrotatedCall<'a, D> {
-    fn rows_in_order(self, rows: Range<usize>) -> Result<Self> {
-        Ok(Self {
-            query: self.query.narrow(0, rows.clone())?,
-            latent: self.latent.narrow(0, rows.clone())?,
-            rope: self.rope.narrow(0, rows.clone())?,
+            rope: narrow(self.rope, 0, rows.clone())?,
             out: self.out.narrow(0, rows.clone())?,
             lse: self.lse.map(|lse| lse.tokens(rows)).transpose()?,
             ..self

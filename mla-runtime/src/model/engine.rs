@@ -3,8 +3,9 @@
 
 use serde_json::Value;
 
-use super::fields::{Fields, invalid};
-use super::{ModelConfig, ModelError};
+use super::ModelConfig;
+use super::fields::{Fields, absent, contradiction, invalid};
+use crate::Result;
 
 /// The number of values per token of a gate on the layer's output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,7 +17,7 @@ pub(super) enum GateGranularity {
 }
 
 /// The granularity of the output's gate, if there is one.
-pub(super) fn gate(fields: &Fields<'_>) -> Result<Option<GateGranularity>, ModelError> {
+pub(super) fn gate(fields: &Fields<'_>) -> Result<Option<GateGranularity>> {
     let mut switches = Vec::new();
     for name in [
         "gated_mla",
@@ -32,11 +33,11 @@ pub(super) fn gate(fields: &Fields<'_>) -> Result<Option<GateGranularity>, Model
     };
     let kind = granularity("gating_type")?;
     if let (Some((field, _)), None) = (&kind, switches[0]) {
-        return Err(ModelError::Missing {
-            field: "gated_mla",
-            looked_for: "gated_mla".to_owned(),
-            accepted: format!("true or false beside {field}"),
-        });
+        return Err(absent(
+            "gated_mla",
+            "gated_mla",
+            format!("true or false beside {field}"),
+        ));
     }
     let others = [
         granularity("attention_gate_type")?,
@@ -48,12 +49,12 @@ pub(super) fn gate(fields: &Fields<'_>) -> Result<Option<GateGranularity>, Model
         &first,
         words.find(|(_, word)| first.as_ref().is_some_and(|(_, a)| a != word)),
     ) {
-        return Err(ModelError::Contradiction {
-            first: first.clone(),
-            first_given: format!("{a:?}"),
+        return Err(contradiction(
+            first.clone(),
+            format!("{a:?}"),
             second,
-            second_given: format!("{b:?}"),
-        });
+            format!("{b:?}"),
+        ));
     }
     match (switches.contains(&Some(true)), first) {
         (true, None) => Ok(Some(GateGranularity::HeadAndValue)),
@@ -65,10 +66,7 @@ pub(super) fn gate(fields: &Fields<'_>) -> Result<Option<GateGranularity>, Model
 }
 
 /// Reads the name of a gate's granularity. `None` means that there is no gate.
-fn granularity(
-    field: String,
-    value: &Value,
-) -> Result<(String, Option<GateGranularity>), ModelError> {
+fn granularity(field: String, value: &Value) -> Result<(String, Option<GateGranularity>)> {
     match value.as_str() {
         Some("elementwise" | "element_wise") => Ok((field, Some(GateGranularity::HeadAndValue))),
         Some("headwise" | "head_wise") => Ok((field, Some(GateGranularity::Head))),
@@ -82,7 +80,7 @@ fn granularity(
 }
 
 /// Returns true if rotary keys pass through a norm of their own before they are rotated.
-pub(super) fn rotary_key_norm(fields: &Fields<'_>) -> Result<bool, ModelError> {
+pub(super) fn rotary_key_norm(fields: &Fields<'_>) -> Result<bool> {
     fields.flag("k_rope_only_layernorm")
 }
 
@@ -152,11 +150,11 @@ impl ModelConfig {
         if self.rotary_key_norm {
             work.push("the engine normalises rotary keys before it rotates them".to_owned());
         }
-        if let Some(indexer) = self.indexer.filter(|it| it.dims.pool > 1) {
+        if let Some(indexer) = self.indexer.filter(|it| it.pool > 1) {
             work.push(format!(
                 "index keys are pooled by {}: the engine passes their gates and the table of a \
                  pool's places, and has pages of a multiple of that",
-                indexer.dims.pool
+                indexer.pool
             ));
         }
         if let Some(reason) = self.foreign_indexer {
@@ -210,10 +208,7 @@ impl ModelConfig {
     fn disputed(&self) -> Vec<String> {
         let mut disputed = Vec::new();
         let plain = 1.0 / f64::from(self.dims.head.qk()).sqrt();
-        let has_factor = self
-            .rope
-            .yarn()
-            .is_some_and(|yarn| yarn.softmax_mscale() != 1.0);
+        let has_factor = self.rope.softmax_mscale() != 1.0;
         if self.query_scaling.is_some() && has_factor {
             disputed.push(format!(
                 "implementations disagree about the softmax scale: {:.6} with yarn's factor is \

@@ -1,9 +1,13 @@
 //! The objects of a configuration, and typed access to their fields.
 
+use std::borrow::Cow;
+use std::fmt::Display;
+
 use serde_json::{Map, Value};
 
-use super::{MAX_DIM, MAX_POSITIONS, ModelError, names};
+use super::{MAX_DIM, MAX_POSITIONS, names};
 use crate::model::DType;
+use crate::{Error, Result};
 
 /// The objects in which fields are looked for, each with its path. The innermost object comes
 /// first.
@@ -11,11 +15,10 @@ pub(super) struct Fields<'a> {
     levels: Vec<(String, &'a Map<String, Value>)>,
 }
 
-fn object<'a>(value: &'a Value, place: &'static str) -> Result<&'a Map<String, Value>, ModelError> {
-    value.as_object().ok_or_else(|| ModelError::NotAnObject {
-        place,
-        given: shown(value),
-    })
+fn object<'a>(value: &'a Value, place: &'static str) -> Result<&'a Map<String, Value>> {
+    value
+        .as_object()
+        .ok_or_else(|| Error::argument(place, shown(value), "a JSON object"))
 }
 
 /// The fields of an object that are not null and have one of a key's spellings.
@@ -37,7 +40,7 @@ fn holds_dims(object: &Map<String, Value>) -> bool {
 type Named<'a> = (&'static str, &'a Map<String, Value>);
 
 /// The text model within an object, if there is one: the inner object that has the dimensions.
-fn text_model(outer: &Map<String, Value>) -> Result<Option<Named<'_>>, ModelError> {
+fn text_model(outer: &Map<String, Value>) -> Result<Option<Named<'_>>> {
     let mut found = Vec::new();
     for name in names::NESTED {
         if let Some(value) = outer.get(*name).filter(|value| !value.is_null()) {
@@ -46,18 +49,18 @@ fn text_model(outer: &Map<String, Value>) -> Result<Option<Named<'_>>, ModelErro
     }
     let mut holding = found.iter().filter(|(_, inner)| holds_dims(inner));
     match (holding.next(), holding.next()) {
-        (Some((first, _)), Some((second, _))) => Err(ModelError::Invalid {
-            field: (*second).to_owned(),
-            given: "an object".to_owned(),
-            accepted: format!("one text model, as {first} has it"),
-        }),
+        (Some((first, _)), Some((second, _))) => Err(Error::argument(
+            (*second).to_owned(),
+            "an object",
+            format!("one text model, as {first} has it"),
+        )),
         (None, _) if present(outer, "kv_lora_rank").is_some() => Ok(None),
         (one, _) => Ok(one.or(found.first()).copied()),
     }
 }
 
 impl<'a> Fields<'a> {
-    pub(super) fn new(value: &'a Value) -> Result<Self, ModelError> {
+    pub(super) fn new(value: &'a Value) -> Result<Self> {
         let mut levels = vec![(String::new(), object(value, "config")?)];
         while let Some((path, outer)) = levels.last()
             && let Some((name, inner)) = text_model(outer)?
@@ -76,16 +79,16 @@ impl<'a> Fields<'a> {
     /// Refuses a model with another form of attention, which has neither of two fields of latent
     /// attention. A model that lacks only one of them gets an error about the missing field
     /// instead.
-    pub(super) fn check_form(&self) -> Result<(), ModelError> {
+    pub(super) fn check_form(&self) -> Result<()> {
         let field = "kv_lora_rank";
         if self.get(field).is_some() || self.get("qk_nope_head_dim").is_some() {
             return Ok(());
         }
-        Err(ModelError::Missing {
+        Err(absent(
             field,
-            looked_for: self.looked_for(field),
-            accepted: "a model with Multi-head Latent Attention".to_owned(),
-        })
+            &self.looked_for(field),
+            "a model with Multi-head Latent Attention",
+        ))
     }
 
     /// A field that is present and not null, with its path. The innermost object that has the field
@@ -134,7 +137,7 @@ impl<'a> Fields<'a> {
         places.collect::<Vec<_>>().join(" or ")
     }
 
-    pub(super) fn optional(&self, field: &str, min: u32) -> Result<Option<u32>, ModelError> {
+    pub(super) fn optional(&self, field: &str, min: u32) -> Result<Option<u32>> {
         let Some((path, value)) = self.get(field) else {
             return Ok(None);
         };
@@ -145,42 +148,36 @@ impl<'a> Fields<'a> {
     }
 
     /// A positive number. The values 0 and −1 mean that there is none.
-    pub(super) fn optional_or_none(&self, field: &str) -> Result<Option<u32>, ModelError> {
+    pub(super) fn optional_or_none(&self, field: &str) -> Result<Option<u32>> {
         match self.get(field) {
             Some((_, value)) if matches!(value.as_f64(), Some(0.0 | -1.0)) => Ok(None),
             _ => self.optional(field, 1),
         }
     }
 
-    pub(super) fn required(&self, field: &'static str, min: u32) -> Result<u32, ModelError> {
+    pub(super) fn required(&self, field: &'static str, min: u32) -> Result<u32> {
         self.optional(field, min)?
-            .ok_or_else(|| ModelError::Missing {
-                field,
-                looked_for: self.looked_for(field),
-                accepted: accepted(min),
-            })
+            .ok_or_else(|| absent(field, &self.looked_for(field), accepted(min)))
     }
 
-    pub(super) fn v_head_dim(&self, heads: u32) -> Result<u32, ModelError> {
+    pub(super) fn v_head_dim(&self, heads: u32) -> Result<u32> {
         let field = "v_head_dim";
         if self.get(field).is_some() || !self.is_of(&["minicpm3"]) {
             return self.required(field, 1);
         }
         let hidden = self.required("hidden_size", 1)?;
         if !hidden.is_multiple_of(heads) {
-            return Err(ModelError::Invalid {
-                field: "hidden_size".into(),
-                given: hidden.to_string(),
-                accepted: format!(
-                    "a multiple of num_attention_heads, {heads}, where v_head_dim is left out"
-                ),
-            });
+            return Err(Error::argument(
+                "hidden_size",
+                hidden,
+                format!("a multiple of num_attention_heads, {heads}, where v_head_dim is left out"),
+            ));
         }
         Ok(hidden / heads)
     }
 
     /// Refuses a width that contradicts other fields.
-    pub(super) fn check_width(&self, field: &str, expected: u32) -> Result<(), ModelError> {
+    pub(super) fn check_width(&self, field: &str, expected: u32) -> Result<()> {
         match (self.get(field), self.optional(field, 0)?) {
             (Some((path, value)), Some(given)) if given != expected => Err(invalid(
                 path,
@@ -191,7 +188,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(super) fn dtype(&self) -> Result<Option<DType>, ModelError> {
+    pub(super) fn dtype(&self) -> Result<Option<DType>> {
         let parse = |(path, value): (String, &Value)| {
             let name = value.as_str();
             let dtype = match name.map(|name| name.strip_prefix("torch.").unwrap_or(name)) {
@@ -206,23 +203,20 @@ impl<'a> Fields<'a> {
         let new = self.get("dtype").map(parse).transpose()?;
         let old = self.get("torch_dtype").map(parse).transpose()?;
         match (new, old) {
-            (Some((first, a)), Some((second, b))) if a != b => Err(ModelError::Contradiction {
-                first,
-                first_given: a.to_string(),
-                second,
-                second_given: b.to_string(),
-            }),
+            (Some((first, a)), Some((second, b))) if a != b => {
+                Err(contradiction(first, a, second, b))
+            }
             (new, old) => Ok(new.or(old).map(|(_, dtype)| dtype)),
         }
     }
 
     /// Returns true if a flag is present and true.
-    pub(super) fn flag(&self, field: &str) -> Result<bool, ModelError> {
+    pub(super) fn flag(&self, field: &str) -> Result<bool> {
         Ok(self.switch(field)?.unwrap_or(false))
     }
 
     /// The value of a flag, if it is present.
-    pub(super) fn switch(&self, field: &str) -> Result<Option<bool>, ModelError> {
+    pub(super) fn switch(&self, field: &str) -> Result<Option<bool>> {
         match self.get(field) {
             None => Ok(None),
             Some((_, Value::Bool(flag))) => Ok(Some(*flag)),
@@ -231,7 +225,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A positive integer, as large as a position can be.
-    pub(super) fn count(&self, field: &str) -> Result<Option<u32>, ModelError> {
+    pub(super) fn count(&self, field: &str) -> Result<Option<u32>> {
         let Some((path, value)) = self.get(field) else {
             return Ok(None);
         };
@@ -247,7 +241,7 @@ impl<'a> Fields<'a> {
         field: &str,
         accepted: &str,
         accepts: fn(f64) -> bool,
-    ) -> Result<Option<f64>, ModelError> {
+    ) -> Result<Option<f64>> {
         let Some((path, value)) = self.get(field) else {
             return Ok(None);
         };
@@ -266,12 +260,33 @@ pub(super) fn integer(value: &Value) -> Option<u32> {
     is_count.then_some(number as u32)
 }
 
-pub(super) fn invalid(field: String, given: &Value, accepted: &str) -> ModelError {
-    ModelError::Invalid {
-        field,
-        given: shown(given),
-        accepted: accepted.to_owned(),
-    }
+pub(super) fn invalid(field: String, given: &Value, accepted: &str) -> Error {
+    Error::argument(field, shown(given), accepted)
+}
+
+/// The refusal of a field that has no default and is not there.
+pub(super) fn absent(field: &'static str, looked_for: &str, accepted: impl Display) -> Error {
+    let given = match looked_for == field {
+        true => "nothing".to_owned(),
+        false => format!("nothing as {looked_for}"),
+    };
+    Error::argument(field, given, accepted)
+}
+
+/// The refusal of a field that says something else than another.
+pub(super) fn contradiction(
+    field: impl Into<Cow<'static, str>>,
+    given: impl Display,
+    other: impl Display,
+    accepted: impl Display,
+) -> Error {
+    Error::argument(field, given, format!("{accepted}, as {other} has it"))
+}
+
+/// The refusal of a key whose name may be one of attention, and which is not known.
+pub(super) fn unknown_key(key: String, given: impl Display) -> Error {
+    let accepted = "nothing or null: it is not known if this changes the attention";
+    Error::argument(key, given, accepted)
 }
 
 fn accepted(min: u32) -> String {
@@ -296,10 +311,14 @@ pub(super) fn shown(value: &Value) -> String {
 /// Parses JSON as Python writes it. Such a text may begin with a byte order mark, and it may
 /// contain numbers that JSON lacks, such as NaN. They become strings, which no numeric field
 /// accepts.
-pub(super) fn parse(text: &str) -> Result<Value, ModelError> {
+pub(super) fn parse(text: &str) -> Result<Value> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    serde_json::from_str(&with_quoted_numbers(text)).map_err(|error| ModelError::NotJson {
-        message: error.to_string(),
+    serde_json::from_str(&with_quoted_numbers(text)).map_err(|error| {
+        Error::argument(
+            "config",
+            format!("text that is not JSON ({error})"),
+            "a model's config.json",
+        )
     })
 }
 

@@ -2,15 +2,14 @@
 
 use serde_json::Value;
 
-use super::ModelError;
-use super::fields::{Fields, invalid, shown};
+use super::fields::{Fields, contradiction, invalid, shown};
 use super::layers::{Kind, Layers};
-use crate::Error;
-use crate::model::{IndexDims, IndexLayers, IndexerConfig, LayerLists, MAX_LAYERS, RotaryStyle};
+use crate::model::{IndexLayers, IndexerConfig, LayerLists, MAX_LAYERS, RotaryStyle};
+use crate::{Error, Result};
 
 /// Returns the reason why [`IndexerConfig`] cannot express the described indexer, if there is one.
 /// The engine then makes the lists itself.
-pub(super) fn foreign(fields: &Fields<'_>, rope: u32) -> Result<Option<&'static str>, ModelError> {
+pub(super) fn foreign(fields: &Fields<'_>, rope: u32) -> Result<Option<&'static str>> {
     let norm = match fields.get("index_k_norm_type") {
         None => None,
         Some((_, value)) if value == "layer_norm" || value == "layernorm" => None,
@@ -36,7 +35,7 @@ pub(super) fn foreign(fields: &Fields<'_>, rope: u32) -> Result<Option<&'static 
 }
 
 /// The number of tokens that share an index key.
-fn pool(fields: &Fields<'_>) -> Result<u32, ModelError> {
+fn pool(fields: &Fields<'_>) -> Result<u32> {
     Ok(fields.optional("index_kpool", 1)?.unwrap_or(1))
 }
 
@@ -45,7 +44,7 @@ pub(super) fn indexer(
     fields: &Fields<'_>,
     rope: u32,
     topk: Option<u32>,
-) -> Result<Option<IndexerConfig>, ModelError> {
+) -> Result<Option<IndexerConfig>> {
     let [heads, width] = ["index_n_heads", "index_head_dim"];
     let style = match fields.flag("indexer_rope_interleave")? {
         true => RotaryStyle::Interleaved,
@@ -60,52 +59,40 @@ pub(super) fn indexer(
     let pool = if rope == 0 { pool(fields)? } else { 1 };
     let list = fields.required("index_topk", 1)?;
     if !list.is_multiple_of(pool) {
-        return Err(ModelError::Invalid {
-            field: "index_topk".into(),
-            given: list.to_string(),
-            accepted: format!("a multiple of index_kpool, {pool}"),
-        });
+        return Err(Error::argument(
+            "index_topk",
+            list,
+            format!("a multiple of index_kpool, {pool}"),
+        ));
     }
     let config = IndexerConfig {
-        dims: IndexDims {
-            heads: fields.required(heads, 1)?,
-            width: fields.required(width, 1)?,
-            rope,
-            topk: list,
-            pool,
-            // The tail has room for a pool and up to K draft tokens.
-            tail: if pool > 1 { 2 * pool } else { 0 },
-        },
+        heads: fields.required(heads, 1)?,
+        width: fields.required(width, 1)?,
+        rope,
+        topk: list,
+        pool,
+        // The tail has room for a pool and up to K draft tokens.
+        tail: if pool > 1 { 2 * pool } else { 0 },
         rotary: style,
         hadamard: pool > 1,
         ..IndexerConfig::DEEPSEEK_V3_2
     };
-    let is_rotary = rope.is_multiple_of(2) && rope <= config.dims.width;
+    let is_rotary = rope.is_multiple_of(2) && rope <= config.width;
     match config.check() {
         Ok(()) => Ok(Some(config)),
-        Err(Error::Argument {
-            field,
-            given,
-            accepted,
-        }) if is_rotary && config.dims.width.is_multiple_of(4) => Err(ModelError::Invalid {
-            field: field.into_owned(),
-            given,
-            accepted,
-        }),
-        Err(_) => Err(ModelError::Invalid {
-            field: width.into(),
-            given: config.dims.width.to_string(),
-            accepted: format!(
-                "a multiple of 4, at least qk_rope_head_dim, {rope}, which has to be even"
-            ),
-        }),
+        Err(error) if is_rotary && config.width.is_multiple_of(4) => Err(error),
+        Err(_) => Err(Error::argument(
+            width,
+            config.width,
+            format!("a multiple of 4, at least qk_rope_head_dim, {rope}, which has to be even"),
+        )),
     }
 }
 
 /// The layers with an indexer, from any of four spellings. If several are present, they must agree.
 /// The spellings count all layers of a model, but layers with linear attention have no number among
 /// the layers with a cache.
-pub(super) fn layers(fields: &Fields<'_>, layers: &Layers) -> Result<IndexLayers, ModelError> {
+pub(super) fn layers(fields: &Fields<'_>, layers: &Layers) -> Result<IndexLayers> {
     let spellings = [
         by_types(fields, layers)?,
         by_pattern(fields, layers)?,
@@ -125,12 +112,12 @@ pub(super) fn layers(fields: &Fields<'_>, layers: &Layers) -> Result<IndexLayers
     };
     match given.find(|(_, other)| *other != found) {
         None => Ok(found),
-        Some((second, other)) => Err(ModelError::Contradiction {
+        Some((second, other)) => Err(contradiction(
             first,
-            first_given: format!("{found:?}"),
+            format!("{found:?}"),
             second,
-            second_given: format!("{other:?}"),
-        }),
+            format!("{other:?}"),
+        )),
     }
 }
 
@@ -152,7 +139,7 @@ fn lists(layers: &Layers, shared: &[bool]) -> Option<IndexLayers> {
 type Spelling = Option<(String, IndexLayers)>;
 
 /// `indexer_types`: `["full", "shared", …]`.
-fn by_types(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling, ModelError> {
+fn by_types(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling> {
     let Some((field, value)) = fields.get("indexer_types") else {
         return Ok(None);
     };
@@ -170,7 +157,7 @@ fn by_types(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling, ModelError
 
 /// `index_topk_pattern`: `"FSSS…"`, or a list of such letters. C means the same as F: the layer has
 /// an indexer.
-fn by_pattern(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling, ModelError> {
+fn by_pattern(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling> {
     let Some((field, value)) = fields.get("index_topk_pattern") else {
         return Ok(None);
     };
@@ -200,7 +187,7 @@ fn listed(
     shared: Option<Vec<bool>>,
     layers: &Layers,
     what: &str,
-) -> Result<(String, IndexLayers), ModelError> {
+) -> Result<(String, IndexLayers)> {
     let found = shared
         .filter(|shared| layers.all.is_none_or(|all| shared.len() == all as usize))
         .and_then(|shared| lists(layers, &shared));
@@ -211,34 +198,34 @@ fn listed(
         Some(layers) => format!("num_hidden_layers = {layers}"),
         None => format!("at most {MAX_LAYERS}"),
     };
-    Err(ModelError::Invalid {
-        given: match value {
+    Err(Error::argument(
+        field,
+        match value {
             Value::Array(items) => format!("an array of {}", items.len()),
             Value::String(letters) => format!("a string of {}", letters.chars().count()),
             other => shown(other),
         },
-        field,
-        accepted: format!(
-            "{what}, one for each layer ({count}), of which the first has an indexer"
-        ),
-    })
+        format!("{what}, one for each layer ({count}), of which the first has an indexer"),
+    ))
 }
 
 /// An indexer in every `freq`-th layer from `offset` on. A layer after the last described one has
 /// its own indexer.
-fn every(layers: &Layers, freq: u32, offset: u32) -> Result<IndexLayers, ModelError> {
+fn every(layers: &Layers, freq: u32, offset: u32) -> Result<IndexLayers> {
     let count = layers.all.unwrap_or(MAX_LAYERS);
     let shares = |layer: u32| !(layer + 1).saturating_sub(offset).is_multiple_of(freq);
     let shared: Vec<bool> = (0..count).map(shares).collect();
-    lists(layers, &shared).ok_or_else(|| ModelError::Invalid {
-        field: "num_hidden_layers".into(),
-        given: count.to_string(),
-        accepted: format!("at most {MAX_LAYERS}, of which the first has an indexer"),
+    lists(layers, &shared).ok_or_else(|| {
+        Error::argument(
+            "num_hidden_layers",
+            count,
+            format!("at most {MAX_LAYERS}, of which the first has an indexer"),
+        )
     })
 }
 
 /// `index_topk_freq` with `index_skip_topk_offset`, whose default is 2.
-fn by_frequency(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling, ModelError> {
+fn by_frequency(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling> {
     let name = "index_topk_freq";
     let offset = fields.optional("index_skip_topk_offset", 1)?.unwrap_or(2);
     match fields.optional(name, 1)? {
@@ -248,7 +235,7 @@ fn by_frequency(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling, ModelE
 }
 
 /// `cli_factor`: a run of this number of attentions uses the list of the first one.
-fn by_runs(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling, ModelError> {
+fn by_runs(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling> {
     match fields.optional("cli_factor", 1)? {
         None => Ok(None),
         Some(run) => Ok(Some(("cli_factor".into(), every(layers, run, 1)?))),
@@ -288,12 +275,9 @@ mod tests {
         assert_eq!(one, read(json!({})));
         let pooled = json!({"index_kpool": 4, "qk_rope_head_dim": 0});
         let pooled = read(pooled).unwrap().indexer.unwrap();
-        let dims = IndexDims::GLM_5.with_rope(0).with_pool(4).with_tail(8);
-        assert_eq!(
-            pooled,
-            IndexerConfig::GLM_5.with_dims(dims).with_hadamard(true)
-        );
-        assert_eq!((dims.list_width(), dims.token_bytes()), (2051, 33));
+        let expected = IndexerConfig::GLM_5.with_rope(0).with_pool(4).with_tail(8);
+        assert_eq!(pooled, expected.with_hadamard(true));
+        assert_eq!((pooled.list_width(), pooled.token_bytes()), (2051, 33));
         for (changes, reason) in [
             (json!({"index_kpool": 4}), "its pools are of rotated keys"),
             (

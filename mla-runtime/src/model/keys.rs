@@ -1,10 +1,11 @@
 //! Checks a configuration's keys against the tables of names.
 
-use super::fields::{Fields, shown};
-use super::{ModelError, names};
+use super::fields::{Fields, contradiction, shown, unknown_key};
+use super::names;
+use crate::Result;
 
 /// Refuses unknown keys that may change the results, and spellings that disagree.
-pub(super) fn check(fields: &Fields<'_>) -> Result<(), ModelError> {
+pub(super) fn check(fields: &Fields<'_>) -> Result<()> {
     let of_inference = |key: &str| {
         fields.is_of_inference() && names::OF_INFERENCE.iter().any(|(name, ..)| *name == key)
     };
@@ -14,10 +15,7 @@ pub(super) fn check(fields: &Fields<'_>) -> Result<(), ModelError> {
             let is_off =
                 *value == false && names::SWITCHES.iter().any(|begin| key.starts_with(begin));
             if !value.is_null() && !is_off && names::is_suspect(key) && !is_known(key) {
-                return Err(ModelError::UnknownKey {
-                    field: format!("{path}{key}"),
-                    given: shown(value),
-                });
+                return Err(unknown_key(format!("{path}{key}"), shown(value)));
             }
         }
         for (name, others) in names::SPELLINGS {
@@ -28,12 +26,12 @@ pub(super) fn check(fields: &Fields<'_>) -> Result<(), ModelError> {
                 continue;
             };
             if let Some((second, other)) = given.find(|(_, other)| !names::same(value, other)) {
-                return Err(ModelError::Contradiction {
-                    first: format!("{path}{first}"),
-                    first_given: shown(value),
-                    second: format!("{path}{second}"),
-                    second_given: shown(other),
-                });
+                return Err(contradiction(
+                    format!("{path}{first}"),
+                    shown(value),
+                    format!("{path}{second}"),
+                    shown(other),
+                ));
             }
         }
     }

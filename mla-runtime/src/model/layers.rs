@@ -3,8 +3,9 @@
 
 use serde_json::Value;
 
-use super::fields::{Fields, integer, shown};
-use super::{MAX_DIM, ModelError, missing};
+use super::fields::{Fields, absent, contradiction, integer, shown};
+use super::{MAX_DIM, missing};
+use crate::{Error, Result};
 
 /// The families whose lists of layers begin with 0.
 const FROM_ZERO: &[&str] = &["glm5_next", "glm53_flash"];
@@ -58,22 +59,22 @@ impl Layers {
 
     /// Refuses names of layers that contradict the presence or absence of a sparse model's list
     /// length.
-    pub(super) fn check_topk(&self, topk: Option<u32>) -> Result<(), ModelError> {
+    pub(super) fn check_topk(&self, topk: Option<u32>) -> Result<()> {
         if !self.named {
             return Ok(());
         }
         match (topk, self.mixed) {
-            (None, true) => Err(ModelError::Missing {
-                field: "index_topk",
-                looked_for: "index_topk".to_owned(),
-                accepted: format!("an integer from 1 to {MAX_DIM} beside sparse layer_types"),
-            }),
-            (Some(topk), false) => Err(ModelError::Contradiction {
-                first: "layer_types".to_owned(),
-                first_given: "no sparse layer".to_owned(),
-                second: "index_topk".to_owned(),
-                second_given: topk.to_string(),
-            }),
+            (None, true) => Err(absent(
+                "index_topk",
+                "index_topk",
+                format!("an integer from 1 to {MAX_DIM} beside sparse layer_types"),
+            )),
+            (Some(topk), false) => Err(contradiction(
+                "layer_types",
+                "no sparse layer",
+                "index_topk",
+                topk,
+            )),
             _ => Ok(()),
         }
     }
@@ -84,7 +85,7 @@ type Spelling = Option<(String, Vec<Kind>)>;
 
 /// Reads the kinds from any of four spellings. If several are present, they must agree. Without
 /// any, all layers have latent attention.
-pub(super) fn read(fields: &Fields<'_>) -> Result<Layers, ModelError> {
+pub(super) fn read(fields: &Fields<'_>) -> Result<Layers> {
     let types = by_types(fields, count(fields)?)?;
     let counted = match &types {
         Some((_, kinds)) => Some(kinds.len() as u32),
@@ -117,12 +118,12 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Layers, ModelError> {
             kinds: Some(kinds),
             named,
         }),
-        Some((second, other)) => Err(ModelError::Contradiction {
+        Some((second, other)) => Err(contradiction(
             first,
-            first_given: numbers(&kinds),
+            numbers(&kinds),
             second,
-            second_given: numbers(&other),
-        }),
+            numbers(&other),
+        )),
     }
 }
 
@@ -136,18 +137,13 @@ fn numbers(kinds: &[Kind]) -> String {
 
 /// The number of attentions of a model. LongCat's models give `num_layers`, and each of these
 /// layers has two attentions.
-fn count(fields: &Fields<'_>) -> Result<Option<u32>, ModelError> {
+fn count(fields: &Fields<'_>) -> Result<Option<u32>> {
     let [hidden, field] = ["num_hidden_layers", "num_layers"];
     let (layers, pairs) = (fields.optional(hidden, 1)?, fields.optional(field, 1)?);
     let two = 1 + u32::from(has_two_attentions(fields));
     match (layers, pairs) {
         (Some(layers), Some(pairs)) if layers != pairs && layers != two * pairs => {
-            Err(ModelError::Contradiction {
-                first: hidden.to_owned(),
-                first_given: layers.to_string(),
-                second: field.to_owned(),
-                second_given: pairs.to_string(),
-            })
+            Err(contradiction(hidden.to_owned(), layers, field, pairs))
         }
         // In this field some programs count attentions, and some count pairs of them.
         (Some(_), None) if two == 2 => fields.required(field, 1).map(Some),
@@ -184,7 +180,7 @@ pub(super) fn own_words<'a>(fields: &Fields<'a>) -> Option<Vec<&'a str>> {
 }
 
 /// `layer_types`: `["full_attention", "linear_attention", …]`.
-fn by_types(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, ModelError> {
+fn by_types(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling> {
     let Some((field, types)) = fields.get("layer_types") else {
         return Ok(None);
     };
@@ -210,11 +206,11 @@ fn by_types(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, ModelErro
         "linear_attention" => Ok(Kind::Linear),
         other => Err(missing::layer(field.clone(), other)),
     };
-    let kinds: Result<Vec<Kind>, ModelError> = names.into_iter().map(kind).collect();
+    let kinds: Result<Vec<Kind>> = names.into_iter().map(kind).collect();
     Ok(Some((field.clone(), kinds?)))
 }
 
-fn required(all: Option<u32>, fields: &Fields<'_>) -> Result<u32, ModelError> {
+fn required(all: Option<u32>, fields: &Fields<'_>) -> Result<u32> {
     match all {
         Some(all) => Ok(all),
         None => fields.required("num_hidden_layers", 1),
@@ -231,7 +227,7 @@ fn of_listed(listed: &[u32], all: u32) -> Vec<Kind> {
 }
 
 /// `linear_attn_config`, with lists of layers by number. The first layer is 1, or 0 in `glm5_next`.
-fn by_linear_config(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, ModelError> {
+fn by_linear_config(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling> {
     let Some((place, linear)) = fields.get("linear_attn_config") else {
         return Ok(None);
     };
@@ -242,23 +238,23 @@ fn by_linear_config(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, M
         if fields.get("layer_types").is_some() {
             return Ok(None);
         }
-        return Err(ModelError::Missing {
-            field: "full_attn_layers",
-            looked_for: format!("{place}.full_attn_layers"),
-            accepted: "a list of the layers with full attention".into(),
-        });
+        return Err(absent(
+            "full_attn_layers",
+            &format!("{place}.full_attn_layers"),
+            "a list of the layers with full attention",
+        ));
     };
     let full = list("full_attn_layers", full)?;
     if let Some(others) = given("kda_layers") {
         let others = list("kda_layers", others)?;
         let all_others = (0..all).filter(|layer| full.binary_search(layer).is_err());
         if !others.iter().copied().eq(all_others) {
-            return Err(ModelError::Contradiction {
-                first: format!("{place}.kda_layers"),
-                first_given: format!("{} layers", others.len()),
-                second: format!("{place}.full_attn_layers"),
-                second_given: format!("the rest of {all}, without {}", full.len()),
-            });
+            return Err(contradiction(
+                format!("{place}.kda_layers"),
+                format!("{} layers", others.len()),
+                format!("{place}.full_attn_layers"),
+                format!("the rest of {all}, without {}", full.len()),
+            ));
         }
     }
     Ok(Some((
@@ -269,17 +265,17 @@ fn by_linear_config(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, M
 
 /// `full_attention_layers`, counted from 0. The other layers have the attention that
 /// `linear_attention_type` names. If that is null, all layers have full attention.
-fn by_list(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, ModelError> {
+fn by_list(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling> {
     let field = "full_attention_layers";
     let Some((path, listed)) = fields.get(field) else {
         return match fields.get("linear_attention_type") {
             None => Ok(None),
             Some(_) if fields.get("layer_types").is_some() => Ok(None),
-            Some((kind, _)) => Err(ModelError::Missing {
+            Some((kind, _)) => Err(absent(
                 field,
-                looked_for: fields.looked_for(field),
-                accepted: format!("a list of the layers without {kind}"),
-            }),
+                &fields.looked_for(field),
+                format!("a list of the layers without {kind}"),
+            )),
         };
     };
     let all = required(all, fields)?;
@@ -294,7 +290,7 @@ fn by_list(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, ModelError
 
 /// Reads ascending numbers of layers. In the file they count from `first`; the result counts from
 /// 0.
-fn layer_list(field: String, listed: &Value, first: u32, all: u32) -> Result<Vec<u32>, ModelError> {
+fn layer_list(field: String, listed: &Value, first: u32, all: u32) -> Result<Vec<u32>> {
     let numbers: Option<Vec<u32>> = listed.as_array().and_then(|numbers| {
         let accepted = first..all + first;
         let number = |number: &Value| integer(number).filter(|it| accepted.contains(it));
@@ -313,7 +309,7 @@ fn layer_list(field: String, listed: &Value, first: u32, all: u32) -> Result<Vec
 
 /// `layer_group_size`: the last layer of each group has full attention. So has every layer after
 /// the last whole group.
-fn by_groups(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling, ModelError> {
+fn by_groups(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling> {
     let field = "layer_group_size";
     let (Some((path, _)), Some(size)) = (fields.get(field), fields.optional(field, 1)?) else {
         return Ok(None);
@@ -331,13 +327,13 @@ fn layers_of(all: u32) -> String {
     format!("num_hidden_layers = {all}")
 }
 
-fn invalid(field: String, given: &Value, what: &str, layers: &str) -> ModelError {
-    ModelError::Invalid {
+fn invalid(field: String, given: &Value, what: &str, layers: &str) -> Error {
+    Error::argument(
         field,
-        given: match given {
+        match given {
             Value::Array(items) => format!("an array of {}", items.len()),
             other => shown(other),
         },
-        accepted: format!("{what}, of {layers}"),
-    }
+        format!("{what}, of {layers}"),
+    )
 }

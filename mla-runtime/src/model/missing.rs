@@ -3,8 +3,8 @@
 
 use serde_json::Value;
 
-use super::ModelError;
 use super::fields::{Fields, shown};
+use crate::{Error, Result};
 
 /// A field, and the values of it that ask for something missing.
 struct MissingFeature {
@@ -128,7 +128,7 @@ fn is_set(value: &Value) -> bool {
 }
 
 /// Refuses a model that asks for a missing property.
-pub(super) fn check(fields: &Fields<'_>) -> Result<(), ModelError> {
+pub(super) fn check(fields: &Fields<'_>) -> Result<()> {
     for ask in ASKS {
         refuse(fields, ask.field, ask.missing, ask.asks)?;
     }
@@ -144,9 +144,9 @@ fn refuse(
     field: &str,
     missing: &'static str,
     asks: fn(&Value) -> bool,
-) -> Result<(), ModelError> {
+) -> Result<()> {
     match fields.get(field) {
-        Some((field, value)) if asks(value) => Err(ModelError::Unsupported {
+        Some((field, value)) if asks(value) => Err(Error::Unsupported {
             field,
             given: shown(value),
             missing,
@@ -156,12 +156,12 @@ fn refuse(
 }
 
 /// The error for a kind of layer that `layer_types` names.
-pub(super) fn layer(field: String, kind: &str) -> ModelError {
+pub(super) fn layer(field: String, kind: &str) -> Error {
     let missing = match kind {
         "sliding_attention" => WINDOW,
         _ => "layers of another attention than a full, a sparse or a linear one",
     };
-    ModelError::Unsupported {
+    Error::Unsupported {
         field,
         given: format!("{kind:?}"),
         missing,

@@ -24,12 +24,14 @@ pub use dims::{HeadDims, MAX_DIM, MlaDims};
 pub use dtype::{DType, Element};
 use engine::GateGranularity;
 use fields::Fields;
-pub use indexer::{IndexDims, IndexerConfig};
+pub use indexer::IndexerConfig;
 use indexer::{IndexLayers, LayerLists, MAX_LAYERS};
 pub use kv_format::KvFormat;
 pub use presets::{PRESETS, Preset};
-pub use rope::{QueryScaling, Rope, Yarn};
+pub use rope::{QueryScaling, Rope};
 pub use rotary_style::RotaryStyle;
+
+use crate::{Error, Result};
 
 // Lengths are signed 32-bit integers on devices.
 const MAX_POSITIONS: u32 = i32::MAX as u32;
@@ -88,124 +90,6 @@ pub struct ModelConfig {
     pub rotary_style_is_disputed: bool,
 }
 
-/// The reason why a model's configuration cannot be used.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ModelError {
-    /// The text is not JSON.
-    #[error("config: given text that is not JSON ({message}), accepted a model's config.json")]
-    NotJson {
-        /// The message of the JSON parser, with line and column.
-        message: String,
-    },
-    /// A part of the configuration is not a JSON object although it must be one.
-    #[error("{place}: given {given}, accepted a JSON object")]
-    NotAnObject {
-        /// The part's name.
-        place: &'static str,
-        /// The given value.
-        given: String,
-    },
-    /// A field without a default is missing.
-    #[error(
-        "{field}: given nothing{}, accepted {accepted}",
-        elsewhere(field, looked_for)
-    )]
-    Missing {
-        /// The field's name.
-        field: &'static str,
-        /// The places and names under which the field was looked for.
-        looked_for: String,
-        /// The accepted values.
-        accepted: String,
-    },
-    /// A field has a value that is not accepted.
-    #[error("{field}: given {given}, accepted {accepted}")]
-    Invalid {
-        /// The field, with the object it is in: `text_config.v_head_dim`.
-        field: String,
-        /// The given value.
-        given: String,
-        /// The accepted values.
-        accepted: String,
-    },
-    /// The model's attention needs a property that no backend here has.
-    #[error(
-        "{field}: given {given}, accepted a model without {missing}, which no backend here has"
-    )]
-    Unsupported {
-        /// The field that asks for the property, with the object it is in.
-        field: String,
-        /// The field's value.
-        given: String,
-        /// The property that no backend has.
-        missing: &'static str,
-    },
-    /// An unknown key, whose name suggests that it concerns attention.
-    #[error(
-        "{field}: given {given}, accepted nothing or null: it is not known if this changes the \
-         attention"
-    )]
-    UnknownKey {
-        /// The key, with the object it is in.
-        field: String,
-        /// The key's value.
-        given: String,
-    },
-    /// Two spellings of one field contradict each other.
-    #[error("{first}: given {first_given}, accepted {second_given}, as {second} has it")]
-    Contradiction {
-        /// The first field.
-        first: String,
-        /// The first field's value.
-        first_given: String,
-        /// The second field.
-        second: String,
-        /// The second field's value.
-        second_given: String,
-    },
-    /// No preset has this name.
-    #[error(
-        "model: given {given:?}, accepted {}{}",
-        preset_names(),
-        did_you_mean(*.suggestion)
-    )]
-    UnknownPreset {
-        /// The name that was asked for.
-        given: String,
-        /// The preset with the most similar name, if one is similar.
-        suggestion: Option<&'static str>,
-    },
-    /// The number of tensor-parallel ranks does not divide the number of heads.
-    #[error(
-        "ranks: given {given}, accepted a divisor of the {heads} heads: {}",
-        divisors(*.heads)
-    )]
-    HeadsNotDivisible {
-        /// The number of the model's heads.
-        heads: u32,
-        /// The given number of ranks.
-        given: u32,
-    },
-}
-
-// The places of a field, unless it has only its own name at the top level.
-fn elsewhere(field: &str, looked_for: &str) -> String {
-    match looked_for == field {
-        true => String::new(),
-        false => format!(" as {looked_for}"),
-    }
-}
-
-fn did_you_mean(suggestion: Option<&str>) -> String {
-    suggestion.map_or_else(String::new, |name| format!("; did you mean {name}?"))
-}
-
-fn preset_names() -> String {
-    let names: Vec<&str> = PRESETS.iter().map(|preset| preset.name).collect();
-    names.join(", ")
-}
-
 fn divisors(heads: u32) -> String {
     let divisors: Vec<String> = (1..=heads)
         .filter(|&ranks| heads.is_multiple_of(ranks))
@@ -215,7 +99,7 @@ fn divisors(heads: u32) -> String {
 }
 
 /// Reads L and (P, R, V).
-fn dims(fields: &Fields<'_>) -> Result<MlaDims, ModelError> {
+fn dims(fields: &Fields<'_>) -> Result<MlaDims> {
     let heads = fields.required("num_attention_heads", 1)?;
     let nope = fields.required("qk_nope_head_dim", 1)?;
     let rope = fields.required("qk_rope_head_dim", 0)?;
@@ -239,7 +123,7 @@ impl ModelConfig {
     ///
     /// If there is no such model ([`Preset::named`]), or if it needs a property that no backend
     /// here has.
-    pub fn preset(name: &str) -> Result<Self, ModelError> {
+    pub fn preset(name: &str) -> Result<Self> {
         Preset::named(name)?.config()
     }
 
@@ -280,7 +164,7 @@ impl ModelConfig {
     /// | `mla_use_output_gate`, `gated_attention`, `gated_mla` with `gating_type`, `attn_elementwise_gate`, `attention_gate_type`, or `gated_attention_proj_granularity_type` | a gate and its [values](Self::output_gate) for each head; none, if all are left out |
     /// | `learnable_sink` | true or false; false, if left out |
     /// | `mla_scale_q_lora`, `mla_scale_kv_lora`, or both as `apply_mla_qkv_lora_rescale` or `use_mla_scaling_factor` | factors of [latents](Self::latent_factor) |
-    /// | `rope_scaling` or `rope_parameters` | an object, or left out, or null, or empty; of type (`type` and `rope_type` must agree) `linear` with a `factor`, or `yarn` with a `factor` and the other fields of [`Yarn`]. `rope_scaling` wins over `rope_parameters`. Sections by kind of layer must be equal for all layers with this attention |
+    /// | `rope_scaling` or `rope_parameters` | an object, or left out, or null, or empty; of type (`type` and `rope_type` must agree) `linear` with a `factor`, or `yarn` with a `factor` and its other fields: `original_max_position_embeddings`, `beta_fast`, `beta_slow`, `mscale`, `mscale_all_dim`, `attention_factor`, `attn_factor`, `extrapolation_factor`, `truncate`, `apply_yarn_scaling` and `apply_scale`. `rope_scaling` wins over `rope_parameters`. Sections by kind of layer must be equal for all layers with this attention |
     /// | `llama_4_scaling_beta` in the rotary section, or `llama_4_scaling` | at least 0, or left out, or null; above 0 with the original context: a [factor of queries](Self::query_factor) |
     ///
     /// A missing field has the default of the model's family, if that differs from the table. This
@@ -298,7 +182,7 @@ impl ModelConfig {
     /// If a required field is missing, or if a field has a value that is not accepted. Also if the
     /// model needs a property that no backend here has, such as a sliding window, a soft cap of
     /// logits or compressed caches (DeepSeek-V4).
-    pub fn from_hf_config(json: &str) -> Result<Self, ModelError> {
+    pub fn from_hf_config(json: &str) -> Result<Self> {
         let value = fields::parse(json)?;
         let fields = Fields::new(&value)?;
         missing::check(&fields)?;
@@ -350,10 +234,10 @@ impl ModelConfig {
     }
 
     /// Returns the factor of scores before the softmax, the same in the absorbed and the expanded
-    /// form. It is 1/√(P+R). If the model has yarn, [m²](Yarn::softmax_mscale) multiplies it,
+    /// form. It is 1/√(P+R). If the model has yarn, [m²](Rope::softmax_mscale) multiplies it,
     /// because queries and keys each have a factor of m.
     pub fn softmax_scale(&self) -> f64 {
-        let mscale = self.rope.yarn().map_or(1.0, Yarn::softmax_mscale);
+        let mscale = self.rope.softmax_mscale();
         mscale * mscale / f64::from(self.dims.head.qk()).sqrt()
     }
 
@@ -362,12 +246,11 @@ impl ModelConfig {
     /// # Errors
     ///
     /// If `ranks` does not divide the number of heads. The error lists the divisors.
-    pub const fn heads_per_rank(&self, ranks: u32) -> Result<u32, ModelError> {
+    pub fn heads_per_rank(&self, ranks: u32) -> Result<u32> {
         if ranks == 0 || !self.heads.is_multiple_of(ranks) {
-            return Err(ModelError::HeadsNotDivisible {
-                heads: self.heads,
-                given: ranks,
-            });
+            let (heads, divisors) = (self.heads, divisors(self.heads));
+            let accepted = format!("a divisor of the {heads} heads: {divisors}");
+            return Err(Error::argument("ranks", ranks, accepted));
         }
         Ok(self.heads / ranks)
     }
@@ -414,7 +297,7 @@ mod tests {
         config
     }
 
-    fn read(config: &Value) -> Result<ModelConfig, ModelError> {
+    fn read(config: &Value) -> Result<ModelConfig> {
         ModelConfig::from_hf_config(&config.to_string())
     }
 
@@ -446,7 +329,7 @@ mod tests {
         }));
         let config = read(&bare).unwrap();
         assert_eq!((config.dtype, config.layers), (None, None));
-        assert_eq!((config.q_lora_rank, config.rope.yarn()), (None, None));
+        assert_eq!((config.q_lora_rank, config.rope.has_yarn()), (None, false));
         for (changes, dtype) in [
             (json!({"torch_dtype": "float32"}), DType::F32),
             (json!({"torch_dtype": null, "dtype": "float16"}), DType::F16),
@@ -460,31 +343,29 @@ mod tests {
 
     #[test]
     fn reads_yarn_in_all_spellings() {
-        let yarn = |rope: Value| {
-            let config = read(&with(json!({"rope_scaling": rope}))).unwrap();
-            config.rope.yarn()
-        };
+        let yarn = |rope: Value| read(&with(json!({"rope_scaling": rope}))).unwrap().rope;
         // If the original context is missing, it is the model's context.
         let of = |factor, mscale_all_dim| {
-            Some(Yarn::new(factor, Some(163_840)).with_mscale(1.0, mscale_all_dim))
+            let plain = yarn(json!({"rope_theta": 10000}));
+            plain
+                .with_yarn(factor, Some(163_840))
+                .with_mscale(1.0, mscale_all_dim)
         };
         assert_eq!(yarn(json!({"type": "yarn", "factor": 40})), of(40.0, 0.0));
         let rope = json!({"rope_type": "deepseek_yarn", "factor": 4.5, "mscale_all_dim": 0.707});
         assert_eq!(yarn(rope), of(4.5, 0.707));
-        assert_eq!(
-            yarn(json!({"rope_type": "default", "rope_theta": 10000})),
-            None
-        );
-        assert_eq!(
-            yarn(json!({"type": "longrope", "long_factor": [1.0]})),
-            None
-        );
-        assert_eq!(yarn(json!({"rope_theta": 10000})), None);
+        for other in [
+            json!({"rope_type": "default", "rope_theta": 10000}),
+            json!({"type": "longrope", "long_factor": [1.0]}),
+            json!({"rope_theta": 10000}),
+        ] {
+            assert!(!yarn(other).has_yarn());
+        }
         let parameters = with(json!({
             "rope_scaling": null,
             "rope_parameters": {"rope_type": "yarn", "factor": 2, "mscale_all_dim": 1},
         }));
-        assert_eq!(read(&parameters).unwrap().rope.yarn(), of(2.0, 1.0));
+        assert_eq!(read(&parameters).unwrap().rope, of(2.0, 1.0));
     }
 
     #[test]
@@ -502,8 +383,7 @@ mod tests {
         // m = 0.1·ln 128 + 1 = 1.485203, and m²/√128; without it 1/√128.
         assert!((scale("mistral-small-4") - 0.194_969_494_7).abs() < 1e-9);
         let mut own = ModelConfig::preset("mistral-small-4").unwrap();
-        let yarn = own.rope.yarn().unwrap().with_applied_scale(false);
-        own.rope = own.rope.with_yarn(yarn);
+        own.rope = own.rope.with_applied_scale(false);
         assert_eq!(own.softmax_scale(), 1.0 / 128f64.sqrt());
         assert_eq!(own.rope.attention_factor(), 1.0);
     }
@@ -525,7 +405,7 @@ mod tests {
             let config = read(&with(
                 json!({"rope_scaling": null, "rope_parameters": rope}),
             ))?;
-            Ok::<_, ModelError>(config.query_scaling)
+            Ok::<_, Error>(config.query_scaling)
         };
         let rope = json!({"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 100});
         assert_eq!(plain(rope), Ok(Some(QueryScaling::new(0.5, 100))));

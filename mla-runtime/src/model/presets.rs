@@ -1,7 +1,7 @@
 //! The public models known by name, each with its configuration.
 
-use super::{ModelConfig, ModelError};
-use crate::suggestion;
+use super::ModelConfig;
+use crate::{Error, Result, suggestion};
 
 /// A public model and its configuration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,11 +23,18 @@ impl Preset {
     /// # Errors
     ///
     /// If there is no such model. The error lists the existing names and suggests a similar one.
-    pub fn named(name: &str) -> Result<&'static Self, ModelError> {
+    pub fn named(name: &str) -> Result<&'static Self> {
         let found = PRESETS.iter().find(|preset| preset.name == name);
-        found.ok_or_else(|| ModelError::UnknownPreset {
-            given: suggestion::shortened(name),
-            suggestion: suggestion::nearest(name, PRESETS.iter().map(|preset| preset.name)),
+        found.ok_or_else(|| {
+            let names = || PRESETS.iter().map(|preset| preset.name);
+            let hint = suggestion::nearest(name, names())
+                .map_or_else(String::new, |name| format!("; did you mean {name}?"));
+            let accepted = names().collect::<Vec<_>>().join(", ") + &hint;
+            Error::argument(
+                "model",
+                format!("{:?}", suggestion::shortened(name)),
+                accepted,
+            )
         })
     }
 
@@ -36,7 +43,7 @@ impl Preset {
     /// # Errors
     ///
     /// If the model needs a property that no backend here has. The error names it.
-    pub fn config(&self) -> Result<ModelConfig, ModelError> {
+    pub fn config(&self) -> Result<ModelConfig> {
         ModelConfig::from_hf_config(self.json)
     }
 }
@@ -63,7 +70,7 @@ macro_rules! presets {
 /// `mistral-small-4` has the numbers of its `config.json`, so its softmax scale includes yarn's
 /// factor m²: 0.194969. Mistral's own `params.json` says `apply_scale: false`, and the scale is
 /// then 0.088388. An engine that follows `params.json` leaves out the factor with
-/// [`Yarn::with_applied_scale`](super::Yarn::with_applied_scale).
+/// [`Rope::with_applied_scale`](super::Rope::with_applied_scale).
 pub const PRESETS: &[Preset] = presets! {
     "deepseek-v2-lite" = "deepseek-v2-lite", "config.json of deepseek-ai/DeepSeek-V2-Lite";
     "deepseek-v2" = "deepseek-v2", "config.json of deepseek-ai/DeepSeek-V2";

@@ -63,9 +63,34 @@ impl Rope {
         Self { scaling, ..self }
     }
 
-    /// The same with a context extended by yarn, which scales by frequency.
-    pub const fn with_yarn(self, yarn: Yarn) -> Self {
-        self.with_scaling(RopeScaling::Yarn(yarn))
+    /// The same with a context that yarn extends by this factor, which scales by frequency. The
+    /// rest has the usual defaults: β of 32 and 1, `mscale` 1 and `mscale_all_dim` 0.
+    pub const fn with_yarn(self, factor: f64, original_max_positions: Option<u32>) -> Self {
+        self.with_scaling(RopeScaling::Yarn(Yarn::new(factor, original_max_positions)))
+    }
+
+    /// The same with these weights of both of yarn's corrections. Without yarn it changes nothing.
+    pub const fn with_mscale(self, mscale: f64, mscale_all_dim: f64) -> Self {
+        match self.scaling {
+            RopeScaling::Yarn(yarn) => self.with_scaling(RopeScaling::Yarn(Yarn {
+                mscale,
+                mscale_all_dim,
+                ..yarn
+            })),
+            _ => self,
+        }
+    }
+
+    /// The same with another ramp of yarn's. Without yarn it changes nothing.
+    pub const fn with_betas(self, beta_fast: f64, beta_slow: f64) -> Self {
+        match self.scaling {
+            RopeScaling::Yarn(yarn) => self.with_scaling(RopeScaling::Yarn(Yarn {
+                beta_fast,
+                beta_slow,
+                ..yarn
+            })),
+            _ => self,
+        }
     }
 
     /// The same with a context extended by this factor. Positions are divided by it.
@@ -90,13 +115,20 @@ impl Rope {
     /// one model can disagree about these. Without yarn this changes nothing.
     pub const fn with_applied_scale(self, applies_scale: bool) -> Self {
         match self.scaling {
-            RopeScaling::Yarn(yarn) => self.with_yarn(yarn.with_applied_scale(applies_scale)),
+            RopeScaling::Yarn(yarn) => self.with_scaling(RopeScaling::Yarn(Yarn {
+                applies_scale,
+                ..yarn
+            })),
             _ => self,
         }
     }
 
-    /// The yarn extension, if the model has one.
-    pub const fn yarn(&self) -> Option<Yarn> {
+    /// True if the context is extended by yarn.
+    pub const fn has_yarn(&self) -> bool {
+        matches!(self.scaling, RopeScaling::Yarn(_))
+    }
+
+    const fn yarn(&self) -> Option<Yarn> {
         match self.scaling {
             RopeScaling::Yarn(yarn) => Some(yarn),
             _ => None,
@@ -154,7 +186,15 @@ impl Rope {
         Ok(())
     }
 
-    /// Returns the factor of cosines and sines. It is 1 without [yarn](Yarn::attention_factor).
+    /// The factor of queries and of keys in the softmax. It is 1 without yarn, and otherwise m =
+    /// 0.1 · `mscale_all_dim` · ln(`factor`) + 1 for a factor above 1, else 1. It is also 1 if the
+    /// configuration gives cosines and sines a factor of 1.
+    pub fn softmax_mscale(&self) -> f64 {
+        self.yarn().map_or(1.0, Yarn::softmax_mscale)
+    }
+
+    /// Returns the factor of cosines and sines. It is 1 without yarn, and otherwise m(`mscale`) /
+    /// m(`mscale_all_dim`), or the configuration's own.
     pub fn attention_factor(&self) -> f64 {
         let yarn = self.yarn().filter(|_| self.rotates);
         yarn.map_or(1.0, Yarn::attention_factor)
@@ -213,8 +253,7 @@ pub(super) const OTHER_SCALINGS: &[&str] = &["dynamic", "longrope", "su", "llama
 /// The yarn extension of the rotary embedding, with every field of `rope_scaling` that affects a
 /// number.
 #[derive(Clone, Copy, PartialEq, Debug)]
-#[non_exhaustive]
-pub struct Yarn {
+pub(crate) struct Yarn {
     /// The factor by which the context was extended (`factor`).
     pub factor: f64,
     /// The context before the extension (`original_max_position_embeddings`, or else
@@ -246,8 +285,8 @@ pub struct Yarn {
 }
 
 impl Yarn {
-    /// Yarn with the usual defaults: β of 32 and 1, `mscale` 1 and `mscale_all_dim` 0.
-    pub const fn new(factor: f64, original_max_positions: Option<u32>) -> Self {
+    /// Yarn with the usual defaults.
+    pub(super) const fn new(factor: f64, original_max_positions: Option<u32>) -> Self {
         Self {
             factor,
             original_max_positions,
@@ -263,45 +302,14 @@ impl Yarn {
         }
     }
 
-    /// The same with or without the corrections of cosines, sines and scores.
-    pub const fn with_applied_scale(self, applies_scale: bool) -> Self {
-        Self {
-            applies_scale,
-            ..self
-        }
-    }
-
-    /// The same with these weights of both corrections.
-    pub const fn with_mscale(self, mscale: f64, mscale_all_dim: f64) -> Self {
-        Self {
-            mscale,
-            mscale_all_dim,
-            ..self
-        }
-    }
-
-    /// The same with another ramp.
-    pub const fn with_betas(self, beta_fast: f64, beta_slow: f64) -> Self {
-        Self {
-            beta_fast,
-            beta_slow,
-            ..self
-        }
-    }
-
-    /// The factor of queries and of keys: m = 0.1 · `mscale_all_dim` · ln(`factor`) + 1 for a
-    /// factor above 1, else 1. It is also 1 if the configuration gives cosines and sines a
-    /// [factor](Self::given_attention_factor) of 1.
-    pub fn softmax_mscale(self) -> f64 {
+    fn softmax_mscale(self) -> f64 {
         match self.given_attention_factor {
             Some(1.0) => 1.0,
             _ => self.correction(self.mscale_all_dim),
         }
     }
 
-    /// Returns the factor of cosines and sines: m(`mscale`) / m(`mscale_all_dim`), or [the
-    /// configuration's own](Self::given_attention_factor).
-    pub fn attention_factor(self) -> f64 {
+    fn attention_factor(self) -> f64 {
         let derived = self.correction(self.mscale) / self.correction(self.mscale_all_dim);
         let given = self.given_attention_factor.filter(|_| self.applies_scale);
         given.unwrap_or(derived * self.attn_factor)
@@ -385,7 +393,7 @@ impl QueryScaling {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ModelConfig, ModelError, PRESETS};
+    use crate::model::{ModelConfig, PRESETS};
 
     fn preset(name: &str) -> Rope {
         ModelConfig::preset(name).unwrap().rope
@@ -481,7 +489,7 @@ mod tests {
 
     #[test]
     fn the_factors_of_yarn() {
-        let yarn = Yarn::new(40.0, Some(4096));
+        let yarn = Rope::plain(1e4).with_yarn(40.0, Some(4096));
         // 0.1·ln 40 + 1.
         let m = 1.368_887_945_411_393_6;
         assert!((yarn.attention_factor() - m).abs() < 1e-15);
@@ -491,14 +499,16 @@ mod tests {
         assert!((both.softmax_mscale() - m).abs() < 1e-15);
         let given = Yarn {
             given_attention_factor: Some(1.5),
-            ..both
+            ..both.yarn().unwrap()
         };
         assert_eq!(given.attention_factor(), 1.5);
         for factor in [1.0, 0.5] {
-            let none = Yarn::new(factor, None).with_mscale(1.0, 0.5);
+            let none = Rope::plain(1e4)
+                .with_yarn(factor, None)
+                .with_mscale(1.0, 0.5);
             assert_eq!((none.attention_factor(), none.softmax_mscale()), (1.0, 1.0));
         }
-        let [cos, sin] = Rope::plain(1e4).with_yarn(yarn).cos_sin(2, 1).unwrap();
+        let [cos, sin] = yarn.cos_sin(2, 1).unwrap();
         assert_eq!((cos[0], sin[0]), (m as f32, 0.0));
     }
 
@@ -509,7 +519,7 @@ mod tests {
             "rope_scaling.type: given longrope, accepted yarn, linear, default or none: there are \
              no tables of another kind"
         );
-        let bare = Rope::plain(1e4).with_yarn(Yarn::new(2.0, None));
+        let bare = Rope::plain(1e4).with_yarn(2.0, None);
         assert_eq!(
             bare.frequencies(64).unwrap_err().to_string(),
             "rope_scaling.original_max_position_embeddings: given none, accepted the context \
@@ -528,7 +538,7 @@ mod tests {
         assert_eq!(names, ["minicpm3"]);
     }
 
-    fn read(rope: &str) -> std::result::Result<Rope, ModelError> {
+    fn read(rope: &str) -> Result<Rope> {
         let json = format!(
             r#"{{"num_attention_heads": 2, "kv_lora_rank": 64, "qk_nope_head_dim": 32,
                 "qk_rope_head_dim": 16, "v_head_dim": 32, {rope}}}"#
@@ -561,7 +571,7 @@ mod tests {
         let expected = Rope::plain(5e4)
             .with_max_positions(1000)
             .with_style(RotaryStyle::Halves)
-            .with_yarn(yarn);
+            .with_scaling(RopeScaling::Yarn(yarn));
         assert_eq!(full, Ok(expected));
         let inside = read(r#""rope_parameters": {"rope_type": "default", "rope_theta": 2e4}"#);
         assert_eq!(inside, Ok(Rope::plain(2e4)));

@@ -5,10 +5,11 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
-use super::fields::{Fields, integer, invalid, shown};
+use super::fields::{Fields, absent, contradiction, integer, invalid, shown, unknown_key};
 use super::rope::{OTHER_SCALINGS, QueryScaling, Rope, RopeScaling, Yarn};
-use super::{ModelError, layers, names};
+use super::{layers, names};
 use crate::model::RotaryStyle;
+use crate::{Error, Result};
 
 const ABOVE_ONE: &str = "a number above 1";
 const POSITIVE: &str = "a number above 0";
@@ -68,7 +69,7 @@ const KINDS: &[&str] = &[
 const OTHER_KINDS: &[&str] = &["sliding_attention", "chunked_attention", "linear_attention"];
 
 /// Reads the rotary embedding of a configuration, and its scale factor of queries.
-pub(super) fn read(fields: &Fields<'_>) -> Result<(Rope, Option<QueryScaling>), ModelError> {
+pub(super) fn read(fields: &Fields<'_>) -> Result<(Rope, Option<QueryScaling>)> {
     let section = section(fields)?;
     let section = section.as_ref();
     let max_positions = fields.count("max_position_embeddings")?;
@@ -95,7 +96,7 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<(Rope, Option<QueryScaling>), 
     Ok((rope, query_scaling(fields, section)?))
 }
 
-fn style(fields: &Fields<'_>) -> Result<RotaryStyle, ModelError> {
+fn style(fields: &Fields<'_>) -> Result<RotaryStyle> {
     Ok(match fields.switch("rope_interleave")? {
         Some(false) => RotaryStyle::Halves,
         _ => RotaryStyle::Interleaved,
@@ -111,7 +112,7 @@ struct Section<'a> {
 }
 
 /// The section of the innermost object that has one.
-fn section<'a>(fields: &Fields<'a>) -> Result<Option<Section<'a>>, ModelError> {
+fn section<'a>(fields: &Fields<'a>) -> Result<Option<Section<'a>>> {
     let mut found = None;
     for (level, object) in fields.levels() {
         for name in ["rope_scaling", "rope_parameters"] {
@@ -139,12 +140,9 @@ fn section<'a>(fields: &Fields<'a>) -> Result<Option<Section<'a>>, ModelError> {
         params => params,
     };
     match (found, params) {
-        (Some((_, path, _)), Some(params)) => Err(ModelError::Contradiction {
-            first: params.path,
-            first_given: "a section".to_owned(),
-            second: path,
-            second_given: "another".to_owned(),
-        }),
+        (Some((_, path, _)), Some(params)) => {
+            Err(contradiction(params.path, "a section", path, "another"))
+        }
         (None, params) => Ok(params),
         (Some((_, path, values)), None) => of_layers(fields, path, values).map(Some),
     }
@@ -155,18 +153,18 @@ fn check_base(
     fields: &Fields<'_>,
     (winner, wins): (&str, &Map<String, Value>),
     (path, values): (&str, &Map<String, Value>),
-) -> Result<(), ModelError> {
+) -> Result<()> {
     let key = "rope_theta";
     let given = |section: &'_ Map<String, Value>| section.get(key).is_some_and(|it| !it.is_null());
     if !given(values) || given(wins) || fields.get(key).is_some() {
         return Ok(());
     }
-    Err(ModelError::Contradiction {
-        first: format!("{path}.{key}"),
-        first_given: shown(&values[key]),
-        second: winner.to_owned(),
-        second_given: "nothing".to_owned(),
-    })
+    Err(contradiction(
+        format!("{path}.{key}"),
+        shown(&values[key]),
+        winner,
+        "nothing",
+    ))
 }
 
 /// The section itself. If it contains sections by kind of layer, it is the one of this model's
@@ -175,7 +173,7 @@ fn of_layers<'a>(
     fields: &Fields<'a>,
     path: String,
     values: &'a Map<String, Value>,
-) -> Result<Section<'a>, ModelError> {
+) -> Result<Section<'a>> {
     if !values.keys().all(|key| KINDS.contains(&key.as_str())) {
         return Ok(Section {
             path,
@@ -192,16 +190,16 @@ fn of_layers<'a>(
             Some(Value::Object(inner)) => inner,
             Some(value) => return Err(invalid(path, value, "an object")),
             None => {
-                return Err(ModelError::Invalid {
-                    field: path,
-                    given: "nothing".to_owned(),
-                    accepted: "an object: there are layers of this kind".to_owned(),
-                });
+                return Err(Error::argument(
+                    path,
+                    "nothing",
+                    "an object: there are layers of this kind",
+                ));
             }
         };
         match &chosen {
             Some(first) if *first.values != *inner => {
-                return Err(ModelError::Unsupported {
+                return Err(Error::Unsupported {
                     field: path,
                     given: "another section than layers of another kind".to_owned(),
                     missing: "rotations that differ by layer",
@@ -216,16 +214,18 @@ fn of_layers<'a>(
             }
         }
     }
-    chosen.ok_or_else(|| ModelError::Invalid {
-        field: path,
-        given: "a section for each kind of layer".to_owned(),
-        accepted: "a model with layers of one of them".to_owned(),
+    chosen.ok_or_else(|| {
+        Error::argument(
+            path,
+            "a section for each kind of layer",
+            "a model with layers of one of them",
+        )
     })
 }
 
 /// Mistral's own `yarn`, under the names of a section. Its scale corresponds to an `mscale_all_dim`
 /// of 1.
-fn of_params<'a>(fields: &Fields<'_>) -> Result<Option<Section<'a>>, ModelError> {
+fn of_params<'a>(fields: &Fields<'_>) -> Result<Option<Section<'a>>> {
     let Some((path, value)) = fields.get("yarn") else {
         return Ok(None);
     };
@@ -241,10 +241,7 @@ fn of_params<'a>(fields: &Fields<'_>) -> Result<Option<Section<'a>>, ModelError>
         match OF_PARAMS.iter().find(|(name, _)| name == key) {
             Some((_, name)) => values.insert((*name).to_owned(), value.clone()),
             None => {
-                return Err(ModelError::UnknownKey {
-                    field: format!("{path}.{key}"),
-                    given: shown(value),
-                });
+                return Err(unknown_key(format!("{path}.{key}"), shown(value)));
             }
         };
     }
@@ -275,16 +272,11 @@ impl Section<'_> {
         self.values.get(field).filter(|value| !value.is_null())
     }
 
-    fn invalid(&self, field: &str, value: &Value, accepted: &str) -> ModelError {
+    fn invalid(&self, field: &str, value: &Value, accepted: &str) -> Error {
         invalid(format!("{}.{field}", self.path), value, accepted)
     }
 
-    fn number(
-        &self,
-        field: &str,
-        accepted: &str,
-        accepts: fn(f64) -> bool,
-    ) -> Result<Option<f64>, ModelError> {
+    fn number(&self, field: &str, accepted: &str, accepts: fn(f64) -> bool) -> Result<Option<f64>> {
         let Some(value) = self.get(field) else {
             return Ok(None);
         };
@@ -293,27 +285,23 @@ impl Section<'_> {
         Ok(Some(number))
     }
 
-    fn positive(&self, field: &str, default: f64) -> Result<f64, ModelError> {
+    fn positive(&self, field: &str, default: f64) -> Result<f64> {
         let number = self.number(field, POSITIVE, |number| number > 0.0)?;
         Ok(number.unwrap_or(default))
     }
 
-    fn not_negative(&self, field: &str, default: f64) -> Result<f64, ModelError> {
+    fn not_negative(&self, field: &str, default: f64) -> Result<f64> {
         let number = self.number(field, NOT_NEGATIVE, |number| number >= 0.0)?;
         Ok(number.unwrap_or(default))
     }
 
-    fn required(&self, field: &'static str) -> Result<f64, ModelError> {
+    fn required(&self, field: &'static str) -> Result<f64> {
         let number = self.number(field, POSITIVE, |factor| factor > 0.0)?;
-        number.ok_or_else(|| ModelError::Missing {
-            field,
-            looked_for: format!("{}.{field}", self.path),
-            accepted: POSITIVE.into(),
-        })
+        number.ok_or_else(|| absent(field, &format!("{}.{field}", self.path), POSITIVE))
     }
 
     /// The kind of scaling, from either of two names. They must agree.
-    fn kind(&self) -> Result<&str, ModelError> {
+    fn kind(&self) -> Result<&str> {
         let mut kinds = Vec::new();
         for field in ["rope_type", "type"] {
             match self.get(field) {
@@ -325,52 +313,47 @@ impl Section<'_> {
             }
         }
         match kinds[..] {
-            [(first, a), (second, b)] if canonical(a) != canonical(b) => {
-                Err(ModelError::Contradiction {
-                    first: format!("{}.{second}", self.path),
-                    first_given: b.to_owned(),
-                    second: format!("{}.{first}", self.path),
-                    second_given: a.to_owned(),
-                })
-            }
+            [(first, a), (second, b)] if canonical(a) != canonical(b) => Err(contradiction(
+                format!("{}.{second}", self.path),
+                b,
+                format!("{}.{first}", self.path),
+                a,
+            )),
             [(_, kind), ..] => Ok(kind),
             // Without a kind, the meaning of the factor would be a guess.
             [] if self.get("mscale_all_dim").is_some() || self.get("factor").is_some() => {
-                Err(ModelError::Missing {
-                    field: "type",
-                    looked_for: format!("{path}.type or {path}.rope_type", path = self.path),
-                    accepted: "a string; \"yarn\" if mscale_all_dim is to apply".into(),
-                })
+                Err(absent(
+                    "type",
+                    &format!("{path}.type or {path}.rope_type", path = self.path),
+                    "a string; \"yarn\" if mscale_all_dim is to apply",
+                ))
             }
             [] => Ok("default"),
         }
     }
 
     /// Refuses keys that a kind of scaling does not have.
-    fn check_keys(&self, own: &[&str]) -> Result<(), ModelError> {
+    fn check_keys(&self, own: &[&str]) -> Result<()> {
         let known = |key: &str| COMMON.contains(&key) || own.contains(&key);
         let mut given = self.values.iter().filter(|(_, value)| !value.is_null());
         match given.find(|(key, _)| !known(key)) {
             None => Ok(()),
-            Some((key, value)) => Err(ModelError::UnknownKey {
-                field: format!("{}.{key}", self.path),
-                given: shown(value),
-            }),
+            Some((key, value)) => Err(unknown_key(format!("{}.{key}", self.path), shown(value))),
         }
     }
 
-    fn scaling(&self, max_positions: Option<u32>) -> Result<RopeScaling, ModelError> {
+    fn scaling(&self, max_positions: Option<u32>) -> Result<RopeScaling> {
         let kind = self.kind()?;
         let positions = self.count("max_position_embeddings")?;
         if let (Some(inside), Some(outside)) = (positions, max_positions)
             && inside != outside
         {
-            return Err(ModelError::Contradiction {
-                first: format!("{}.max_position_embeddings", self.path),
-                first_given: inside.to_string(),
-                second: "max_position_embeddings".to_owned(),
-                second_given: outside.to_string(),
-            });
+            return Err(contradiction(
+                format!("{}.max_position_embeddings", self.path),
+                inside,
+                "max_position_embeddings",
+                outside,
+            ));
         }
         match canonical(kind) {
             "default" => {
@@ -393,7 +376,7 @@ impl Section<'_> {
         }
     }
 
-    fn flag(&self, field: &str, default: bool) -> Result<bool, ModelError> {
+    fn flag(&self, field: &str, default: bool) -> Result<bool> {
         match self.get(field) {
             None => Ok(default),
             Some(Value::Bool(flag)) => Ok(*flag),
@@ -401,7 +384,7 @@ impl Section<'_> {
         }
     }
 
-    fn count(&self, field: &str) -> Result<Option<u32>, ModelError> {
+    fn count(&self, field: &str) -> Result<Option<u32>> {
         let Some(value) = self.get(field) else {
             return Ok(None);
         };
@@ -411,12 +394,12 @@ impl Section<'_> {
     }
 
     /// The context before the extension. A value outside the section wins over one inside.
-    fn original_positions(&self) -> Result<Option<u32>, ModelError> {
+    fn original_positions(&self) -> Result<Option<u32>> {
         let inside = self.count(ORIGINAL)?;
         Ok(self.outer_original.or(inside))
     }
 
-    fn yarn(&self, max_positions: Option<u32>) -> Result<RopeScaling, ModelError> {
+    fn yarn(&self, max_positions: Option<u32>) -> Result<RopeScaling> {
         self.check_keys(OF_YARN)?;
         let original = self.original_positions()?.or(max_positions);
         let plain = Yarn::new(self.required("factor")?, original);
@@ -439,16 +422,18 @@ impl Section<'_> {
     }
 
     /// A section's scale factor of queries.
-    fn query_scaling(&self, key: &'static str) -> Result<Option<QueryScaling>, ModelError> {
+    fn query_scaling(&self, key: &'static str) -> Result<Option<QueryScaling>> {
         let beta = self.not_negative(key, 0.0)?;
         if beta == 0.0 {
             return Ok(None);
         }
         let original = self.original_positions()?;
-        let original = original.ok_or_else(|| ModelError::Missing {
-            field: ORIGINAL,
-            looked_for: format!("{}.{ORIGINAL}", self.path),
-            accepted: format!("an integer above 0, from which {key} counts"),
+        let original = original.ok_or_else(|| {
+            absent(
+                ORIGINAL,
+                &format!("{}.{ORIGINAL}", self.path),
+                format!("an integer above 0, from which {key} counts"),
+            )
         })?;
         Ok(Some(QueryScaling::new(beta, original)))
     }
@@ -469,7 +454,7 @@ fn canonical(kind: &str) -> &str {
 fn query_scaling(
     fields: &Fields<'_>,
     section: Option<&Section<'_>>,
-) -> Result<Option<QueryScaling>, ModelError> {
+) -> Result<Option<QueryScaling>> {
     let inside = match section {
         Some(section) => section.query_scaling("llama_4_scaling_beta")?,
         None => None,
@@ -486,12 +471,12 @@ fn query_scaling(
     own.check_keys(&["beta"])?;
     let given = own.query_scaling("beta")?;
     match (inside, given) {
-        (Some(a), Some(b)) if a != b => Err(ModelError::Contradiction {
-            first: own.path,
-            first_given: format!("{b:?}"),
-            second: "llama_4_scaling_beta".to_owned(),
-            second_given: format!("{a:?}"),
-        }),
+        (Some(a), Some(b)) if a != b => Err(contradiction(
+            own.path,
+            format!("{b:?}"),
+            "llama_4_scaling_beta",
+            format!("{a:?}"),
+        )),
         (inside, given) => Ok(inside.or(given)),
     }
 }

@@ -1,7 +1,7 @@
 //! The memory that an indexer of sparse attention needs.
 
 use super::limits::StepLimits;
-use crate::model::IndexDims;
+use crate::model::IndexerConfig;
 use crate::{Error, Result};
 
 /// The number of columns of the logits is a multiple of this, so rows begin at multiples of 1024
@@ -9,10 +9,10 @@ use crate::{Error, Result};
 const COLUMNS: usize = 256;
 
 /// The part of an indexer in a [memory plan](super::memory).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct IndexNeeds {
     /// The indexer's extents.
-    pub(crate) dims: IndexDims,
+    pub(crate) config: IndexerConfig,
     /// The number of layers that have an index cache.
     pub(crate) layers: u32,
     /// The maximum number of query tokens of a step.
@@ -26,8 +26,8 @@ pub(crate) struct IndexNeeds {
 
 impl IndexNeeds {
     /// Returns the needs of one layer within `limits` on pages of `page_size` tokens.
-    pub(crate) fn of(dims: IndexDims, limits: &StepLimits, page_size: u32) -> Result<Self> {
-        let keys = page_size as usize / dims.tokens_per_key();
+    pub(crate) fn of(config: &IndexerConfig, limits: &StepLimits, page_size: u32) -> Result<Self> {
+        let keys = page_size as usize / config.tokens_per_key();
         let columns = limits
             .pages_per_request
             .checked_mul(keys)
@@ -48,7 +48,7 @@ impl IndexNeeds {
         let fitting = limits.logits_bytes / (4 * u64::from(columns).max(1));
         let rows = fitting.clamp(1, u64::from(tokens.max(1))) as u32;
         Ok(Self {
-            dims,
+            config: *config,
             layers: 1,
             tokens,
             rows: rows.min(tokens),

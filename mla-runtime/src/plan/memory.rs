@@ -71,7 +71,7 @@ use serde::Serialize;
 use super::index::IndexNeeds;
 use super::limits::{ArrayLayout, StepLimits};
 use super::parallel::ContextParallel;
-use crate::model::{IndexDims, MlaDims};
+use crate::model::{IndexerConfig, MlaDims};
 use crate::setters::setters;
 use crate::spec::Problem;
 use crate::{Error, Result};
@@ -83,7 +83,7 @@ const LSE_BYTES: u32 = 4;
 pub const MAX_PAGES: u64 = i32::MAX as u64;
 
 /// The needs that a memory plan is made for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct MemoryNeeds {
     /// L and (P, R, V).
@@ -153,12 +153,17 @@ impl MemoryNeeds {
     /// # Errors
     ///
     /// If a limit is out of range, or a page does not hold whole pools.
-    pub fn with_indexer(self, dims: IndexDims, limits: &StepLimits, layers: u32) -> Result<Self> {
-        if !(self.page_size as usize).is_multiple_of(dims.tokens_per_key()) {
-            let accepted = format!("a multiple of index_kpool, {}", dims.pool);
+    pub fn with_indexer(
+        self,
+        config: &IndexerConfig,
+        limits: &StepLimits,
+        layers: u32,
+    ) -> Result<Self> {
+        if !(self.page_size as usize).is_multiple_of(config.tokens_per_key()) {
+            let accepted = format!("a multiple of index_kpool, {}", config.pool);
             return Err(Error::argument("page_size", self.page_size, accepted));
         }
-        let needs = IndexNeeds::of(dims, limits, self.page_size)?;
+        let needs = IndexNeeds::of(config, limits, self.page_size)?;
         Ok(Self {
             indexer: Some(IndexNeeds { layers, ..needs }),
             ..self
@@ -459,10 +464,10 @@ fn add_caches(needs: &MemoryNeeds, regions: &mut Regions) -> Result<()> {
     let rope = u64::from(needs.rope_bytes);
     regions.add(RegionName::RopeCache, &[layers, needs.pages, page, rope], 1)?;
     if let Some(index) = &needs.indexer {
-        let (layers, dims) = (u64::from(index.layers), index.dims);
-        let token_bytes = dims.token_bytes() as u64;
-        let page_bytes = dims.page_bytes(needs.page_size as usize) as u64;
-        let cache: &[u64] = match dims.pool {
+        let (layers, config) = (u64::from(index.layers), &index.config);
+        let token_bytes = config.token_bytes() as u64;
+        let page_bytes = config.page_bytes(needs.page_size as usize) as u64;
+        let cache: &[u64] = match config.pool {
             1 => &[layers, needs.pages, page, token_bytes],
             _ => &[layers, needs.pages, page_bytes],
         };
@@ -534,8 +539,8 @@ fn add_packed(needs: &MemoryNeeds, regions: &mut Regions) -> Result<()> {
 
 fn add_indexer(needs: &MemoryNeeds, index: &IndexNeeds, regions: &mut Regions) -> Result<()> {
     let [rows, columns, tokens] = [index.rows, index.columns, index.tokens].map(u64::from);
-    let dims = index.dims;
-    let [heads, width, topk] = [dims.heads, dims.width, dims.list_width()].map(u64::from);
+    let config = &index.config;
+    let [heads, width, topk] = [config.heads, config.width, config.list_width()].map(u64::from);
     let queries = [rows, heads, width];
     regions.add(RegionName::IndexProjection, &queries, needs.element_bytes)?;
     regions.add(RegionName::IndexQueries, &queries, 1)?;
@@ -721,11 +726,13 @@ mod tests {
     fn indexers_add_their_caches_and_their_scratch() {
         // GLM-5.2: 21 of 78 layers have an index cache. 2048 pages of 64 are 131072 tokens.
         let limits = StepLimits::new(64, 4096, 2048).with_decode_query_len(4096);
-        let index = IndexNeeds::of(IndexDims::GLM_5, &limits, 64).unwrap();
+        let index = IndexNeeds::of(&IndexerConfig::GLM_5, &limits, 64).unwrap();
         // A row has 512 KiB, so 512 rows take 256 MiB.
         assert_eq!((index.rows, index.columns), (512, 131_072));
         let layers = needs().with_layers(78).with_rows(0).with_expanded_tokens(0);
-        let needs = layers.with_indexer(IndexDims::GLM_5, &limits, 21).unwrap();
+        let needs = layers
+            .with_indexer(&IndexerConfig::GLM_5, &limits, 21)
+            .unwrap();
         let plan = plan(&needs).unwrap();
         let cache = plan.cache_bytes;
         assert_eq!(cache, 78 * 1000 * 64 * 1152 + 21 * 1000 * 8448);
@@ -977,7 +984,7 @@ mod tests {
                 decode_workspace: backends.0,
                 prefill_workspace: backends.1,
                 indexer: flags.1.then_some(IndexNeeds {
-                    dims: IndexDims::GLM_5,
+                    config: IndexerConfig::GLM_5,
                     layers: cache.3,
                     tokens: step.0,
                     rows: step.0 / 2,

@@ -8,11 +8,6 @@ use crate::Result;
 use crate::model::{DType, Element};
 use crate::tensor::{ArrayRef, Layout, LseLayout, LseMut, LseRef, Memory, TensorMut, TensorRef};
 
-/// Memory whose borrowed bytes are slices.
-pub trait HostMemory: for<'a> Memory<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mut [u8]> {}
-
-impl<D> HostMemory for D where D: for<'a> Memory<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mut [u8]> {}
-
 /// The types of borrowed bytes, as slices, for an `impl` of [`Memory`](crate::tensor::Memory) for a
 /// device in host memory. The rest of the `impl` consists of the buffer, its allocation and
 /// borrows, and the copies.
@@ -59,7 +54,7 @@ macro_rules! host_bytes {
     };
 }
 
-impl<'a, D: HostMemory> TensorRef<'a, D> {
+impl<'a, D: Memory<Bytes<'a> = &'a [u8]>> TensorRef<'a, D> {
     /// A view of a slice, row-major without gaps. Nothing is copied.
     ///
     /// # Errors
@@ -73,7 +68,7 @@ impl<'a, D: HostMemory> TensorRef<'a, D> {
     }
 }
 
-impl<'a, D: HostMemory> TensorMut<'a, D> {
+impl<'a, D: Memory<BytesMut<'a> = &'a mut [u8]>> TensorMut<'a, D> {
     /// A view of a slice, row-major without gaps. Nothing is copied.
     ///
     /// # Errors
@@ -87,7 +82,7 @@ impl<'a, D: HostMemory> TensorMut<'a, D> {
     }
 }
 
-impl<'a, D: HostMemory, T: Pod> ArrayRef<'a, D, T> {
+impl<'a, D: Memory<Bytes<'a> = &'a [u8]>, T: Pod> ArrayRef<'a, D, T> {
     /// A view of the whole slice. Nothing is copied.
     pub fn from_slice(slice: &'a [T]) -> Self {
         match Self::new(bytemuck::cast_slice(slice), slice.len()) {
@@ -97,7 +92,7 @@ impl<'a, D: HostMemory, T: Pod> ArrayRef<'a, D, T> {
     }
 }
 
-impl<'a, D: HostMemory> LseRef<'a, D> {
+impl<'a, D: Memory<Bytes<'a> = &'a [u8]>> LseRef<'a, D> {
     /// A view of a slice as `[heads, tokens]` without gaps. Nothing is copied.
     ///
     /// # Errors
@@ -111,7 +106,7 @@ impl<'a, D: HostMemory> LseRef<'a, D> {
     }
 }
 
-impl<'a, D: HostMemory> LseMut<'a, D> {
+impl<'a, D: Memory<BytesMut<'a> = &'a mut [u8]>> LseMut<'a, D> {
     /// A view of a slice as `[heads, tokens]` without gaps. Nothing is copied.
     ///
     /// # Errors
@@ -150,7 +145,7 @@ fn put<T: Element>(bytes: &mut [u8], at: usize, value: f32) {
     bytes[at..at + size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&T::from_f32(value)));
 }
 
-impl<D: HostMemory> TensorRef<'_, D> {
+impl<'a, D: Memory<Bytes<'a> = &'a [u8]>> TensorRef<'a, D> {
     /// Reads one element.
     ///
     /// # Panics
@@ -166,7 +161,7 @@ impl<D: HostMemory> TensorRef<'_, D> {
     }
 }
 
-impl<D: HostMemory> TensorMut<'_, D> {
+impl<'a, D: Memory<BytesMut<'a> = &'a mut [u8]>> TensorMut<'a, D> {
     /// Rounds a value and writes it to one element.
     ///
     /// # Panics
@@ -174,17 +169,15 @@ impl<D: HostMemory> TensorMut<'_, D> {
     /// If the index lies outside the shape.
     pub fn set(&mut self, index: [usize; 3], value: f32) {
         let at = offset(self.layout(), index);
-        let dtype = self.dtype();
-        let bytes = self.reborrow().into_bytes();
-        match dtype {
-            DType::F32 => put::<f32>(bytes, at, value),
-            DType::F16 => put::<half::f16>(bytes, at, value),
-            DType::BF16 => put::<half::bf16>(bytes, at, value),
+        match self.dtype() {
+            DType::F32 => put::<f32>(self.bytes, at, value),
+            DType::F16 => put::<half::f16>(self.bytes, at, value),
+            DType::BF16 => put::<half::bf16>(self.bytes, at, value),
         }
     }
 }
 
-impl<D: HostMemory, T: Pod> ArrayRef<'_, D, T> {
+impl<'a, D: Memory<Bytes<'a> = &'a [u8]>, T: Pod> ArrayRef<'a, D, T> {
     /// Reads one element.
     ///
     /// # Panics
@@ -195,7 +188,7 @@ impl<D: HostMemory, T: Pod> ArrayRef<'_, D, T> {
     }
 }
 
-impl<D: HostMemory> LseMut<'_, D> {
+impl<'a, D: Memory<BytesMut<'a> = &'a mut [u8]>> LseMut<'a, D> {
     /// Writes one element.
     ///
     /// # Panics
@@ -208,6 +201,6 @@ impl<D: HostMemory> LseMut<'_, D> {
             "index: given [{head}, {token}], accepted below {layout:?}"
         );
         let at = 4 * (head * layout.row_stride + token);
-        put::<f32>(self.reborrow().into_bytes(), at, value);
+        put::<f32>(self.bytes, at, value);
     }
 }

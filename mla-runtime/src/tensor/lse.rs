@@ -211,7 +211,7 @@ impl<'a, D: Memory, C: LseConvention> LseRef<'a, D, C> {
 
 /// A view of a log-sum-exp for writing.
 pub struct LseMut<'a, D: Memory, C: LseConvention = Natural> {
-    bytes: D::BytesMut<'a>,
+    pub(super) bytes: D::BytesMut<'a>,
     layout: LseLayout,
     convention: PhantomData<C>,
 }

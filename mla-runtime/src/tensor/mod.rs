@@ -8,7 +8,6 @@ mod rotary;
 mod view;
 
 pub use cache::{BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides};
-pub use host::HostMemory;
 pub use lse::{Base2TokensFirst, LseConvention, LseLayout, LseMut, LseRef, Natural};
 pub use memory::Memory;
 pub(crate) use rotary::check_positions;

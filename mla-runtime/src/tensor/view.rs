@@ -347,7 +347,7 @@ impl<'a, D: Memory> TensorRef<'a, D> {
 
 /// A view of a tensor for writing.
 pub struct TensorMut<'a, D: Memory> {
-    bytes: D::BytesMut<'a>,
+    pub(super) bytes: D::BytesMut<'a>,
     layout: Layout,
 }
 

@@ -7,7 +7,7 @@ pub(crate) use mla_runtime::backend::{
 };
 pub(crate) use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
 pub(crate) use mla_runtime::tensor::{
-    ArrayRef, BlockTable, CacheMut, CacheRef, HostMemory, LseConvention, LseMut, LseRef, Rotary,
+    ArrayRef, BlockTable, CacheMut, CacheRef, LseConvention, LseMut, LseRef, Memory, Rotary,
     RotaryQuery, TensorMut, TensorRef,
 };
 
@@ -19,9 +19,15 @@ pub(crate) trait OnCpu {
 }
 
 /// A device in the host's memory.
-pub(crate) trait Host: Device + HostMemory {}
+pub(crate) trait Host:
+    Device + for<'a> Memory<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mut [u8]>
+{
+}
 
-impl<D: Device + HostMemory> Host for D {}
+impl<D> Host for D where
+    D: Device + for<'a> Memory<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mut [u8]>
+{
+}
 
 /// Implements the conversion for views. Each row has an expression of the converted view.
 macro_rules! views {

@@ -1,14 +1,16 @@
 //! Compares calls with unrotated queries and keys with calls whose tensors were rotated beforehand.
 
 use mla_cpu::Cpu;
-use mla_runtime::model::{HeadDims, MlaDims, Rope, RotaryStyle, Yarn};
+use mla_runtime::model::{HeadDims, MlaDims, Rope, RotaryStyle};
 use mla_runtime::tensor::RotaryTables;
 
 use crate::cpu_layer;
 use crate::rows::Own;
 use crate::world::{Case, Outcome, World};
 
-const YARN: Rope = Rope::plain(100.0).with_yarn(Yarn::new(4.0, Some(32)).with_mscale(1.0, 0.5));
+const YARN: Rope = Rope::plain(100.0)
+    .with_yarn(4.0, Some(32))
+    .with_mscale(1.0, 0.5);
 
 /// The position of each token of a batch.
 fn positions(world: &World) -> Vec<usize> {

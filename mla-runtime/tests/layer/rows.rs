@@ -4,7 +4,7 @@
 use mla_cpu::Cpu;
 use mla_runtime::Result;
 use mla_runtime::backend::{SlotLists, StepLimits};
-use mla_runtime::layer::{LayerCall, StepPlan, StepRequest, UnrotatedCall, Workspace};
+use mla_runtime::layer::{LayerCall, StepPlan, StepRequest, Workspace};
 use mla_runtime::model::{DType, KvFormat, Rope};
 use mla_runtime::tensor::{
     ArrayRef, CacheMut, Layout, LseLayout, LseMut, RotaryTables, TensorMut, TensorRef,
@@ -110,7 +110,8 @@ impl Own<'_> {
                 let query = TensorMut::new(&mut query[..], of_query)?;
                 let rope = TensorMut::new(&mut rope[..], of_rope)?;
                 let rotation = tables.rotation()?;
-                let call = UnrotatedCall::new(weights, query, latent, rope, rotation, written, to);
+                let call =
+                    LayerCall::unrotated(weights, query, latent, rope, rotation, written, to);
                 let call = call.with_lse(wanted).with_slot_lists(lists);
                 let call = call.with_sinks(sinks).with_gate(gate);
                 layer.forward_unrotated(&mut workspace, call)?;

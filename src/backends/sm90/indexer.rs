@@ -1,8 +1,8 @@
 //! The lightning indexer on Hopper GPUs: `docs/kernels/indexer.md`.
 
 use mla_runtime::device::CacheRows;
-use mla_runtime::indexer::{IndexCacheRef, IndexDevice, IndexKeys, IndexQueries, IndexRows};
-use mla_runtime::model::{IndexDims, IndexerConfig};
+use mla_runtime::indexer::{IndexCacheMut, IndexDevice, IndexKeys, IndexQueries, IndexRows};
+use mla_runtime::model::IndexerConfig;
 use mla_runtime::tensor::{Memory as _, Rotary, RotaryQuery, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
@@ -72,19 +72,19 @@ impl IndexDevice for Cuda {
 
     fn index_logits(
         &self,
-        dims: IndexDims,
+        config: &IndexerConfig,
         queries: Bytes<'_>,
         weights: TensorRef<'_, Self>,
-        cache: IndexCacheRef<'_, Self>,
+        cache: &IndexCacheMut<'_, Self>,
         rows: &IndexRows<'_, Self>,
         logits: TensorMut<'_, Self>,
     ) -> Result<()> {
         let columns = rows.check(&logits.as_ref())?;
-        rows.check_queries(dims, queries.len(), &weights)?;
+        rows.check_queries(config, queries.len(), &weights)?;
         let layout = cache.layout();
-        if layout.width != dims.width as usize {
+        if layout.width != config.width as usize {
             let given = format!("keys of {} values", layout.width);
-            let accepted = format!("{}, as index_head_dim says", dims.width);
+            let accepted = format!("{}, as index_head_dim says", config.width);
             return Err(Error::argument("index cache", given, accepted));
         }
         check_rows(self, rows)?;
@@ -112,8 +112,8 @@ impl IndexDevice for Cuda {
             columns: narrow("columns", columns)?,
             max_pages: narrow("block table", rows.batch.block_table.max_pages())?,
             page_size: narrow("page_size", layout.page_size)?,
-            heads: narrow("index_n_heads", dims.heads as usize)?,
-            width: narrow("index_head_dim", dims.width as usize)?,
+            heads: narrow("index_n_heads", config.heads as usize)?,
+            width: narrow("index_head_dim", config.width as usize)?,
             after_queries: rows.in_turn().into(),
         };
         self.bind()?;
@@ -196,7 +196,7 @@ fn keys_params(
         ("index norm weight", weight.bytes()),
         ("index norm bias", bias.bytes()),
         ("slots", keys.slots.bytes()),
-        ("index cache", keys.cache.as_ref().bytes()),
+        ("index cache", keys.cache.bytes()),
     ])?;
     let cache = *keys.cache.layout();
     // The launch refuses null pointers, or takes them for absent tensors.
@@ -212,7 +212,7 @@ fn keys_params(
         pages: wide("pages", cache.pages)?,
         tokens: narrow("tokens", tokens)?,
         page_size: narrow("page_size", cache.page_size)?,
-        width: narrow("index_head_dim", config.dims.width as usize)?,
+        width: narrow("index_head_dim", config.width as usize)?,
         keys_dtype: dtype_code(keys.keys.dtype()),
         norm_weight_dtype: dtype_code(weight.dtype()),
         norm_bias_dtype: dtype_code(bias.dtype()),
@@ -246,8 +246,8 @@ fn queries_params(
         query_head_stride: wide("index queries", from.queries.layout().strides[1])?,
         head_weight_stride: wide("index head weights", from.weights.layout().strides[0])?,
         tokens: narrow("tokens", tokens)?,
-        heads: narrow("index_n_heads", config.dims.heads as usize)?,
-        width: narrow("index_head_dim", config.dims.width as usize)?,
+        heads: narrow("index_n_heads", config.heads as usize)?,
+        width: narrow("index_head_dim", config.width as usize)?,
         queries_dtype: dtype_code(from.queries.dtype()),
         head_weights_dtype: dtype_code(from.weights.dtype()),
         hadamard: config.hadamard.into(),
@@ -266,8 +266,8 @@ fn rotary(
     let Some(rotary) = rotary else {
         return Ok(params);
     };
-    if config.dims.rope != ROPE {
-        return Err(Error::argument("index rope", config.dims.rope, ROPE));
+    if config.rope != ROPE {
+        return Err(Error::argument("index rope", config.rope, ROPE));
     }
     let positions = rotary.positions()?;
     device.check_memory([

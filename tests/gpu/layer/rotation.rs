@@ -2,7 +2,7 @@
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{DecodeStage, PrefillStage};
-use mla_runtime::layer::{MlaLayer, UnrotatedCall};
+use mla_runtime::layer::{LayerCall, MlaLayer};
 use mla_runtime::model::{DType, KvFormat, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, Layout, Memory, Rotary, TensorMut, TensorRef};
 
@@ -113,7 +113,7 @@ impl Tables {
         let mut engine = Engine::new(device, batch).unwrap();
         let call = engine.call(tokens).unwrap();
         let view = |shape| Layout::contiguous(case.dtype, shape);
-        let call = UnrotatedCall::new(
+        let call = LayerCall::unrotated(
             call.weights,
             TensorMut::new(query.bytes_mut(), view([tokens, heads, head.qk() as usize])).unwrap(),
             call.latent,

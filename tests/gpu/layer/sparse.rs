@@ -38,7 +38,7 @@ fn models() -> [(Case, IndexerConfig); 2] {
         sparse: true,
         ..Case::new(heads, &[])
     };
-    let shorter = |config: IndexerConfig| config.with_dims(config.dims.with_topk(TOPK));
+    let shorter = |config: IndexerConfig| config.with_topk(TOPK);
     [
         (
             case(16, HeadDims::R1),
@@ -79,7 +79,7 @@ impl IndexBatch {
     /// the rest is 0xff.
     fn new(batch: &Batch, config: IndexerConfig) -> Result<Self> {
         let (case, tokens, seed) = (&batch.case, batch.tokens(), batch.case.seed + 100);
-        let heads = config.dims.heads as usize;
+        let heads = config.heads as usize;
         let angle =
             |i: usize| (i / PAIRS) as f64 * 10_000f64.powf(-((i % PAIRS) as f64) / PAIRS as f64);
         let table = |f: fn(f64) -> f64| -> Vec<u8> {
@@ -87,7 +87,7 @@ impl IndexBatch {
             values.flatten().collect()
         };
         let page = case.page_size as usize;
-        let layout = IndexCacheLayout::contiguous(config.dims, batch.cache_layout.pages, page);
+        let layout = IndexCacheLayout::contiguous(&config, batch.cache_layout.pages, page);
         let mut own = Self {
             config,
             latent: numbers(seed, tokens * RANK, 1.0),
@@ -179,7 +179,7 @@ impl<D: IndexDevice> IndexEngine<D> {
     fn new(device: &D, batch: &IndexBatch) -> Result<Self> {
         let up = |bytes: &Vec<u8>| upload(device, bytes);
         Ok(Self {
-            heads: batch.config.dims.heads as usize,
+            heads: batch.config.heads as usize,
             layout: batch.layout,
             latent: up(&batch.latent)?,
             weights: up(&batch.weights)?,

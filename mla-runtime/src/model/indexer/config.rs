@@ -6,10 +6,10 @@ use crate::model::{MAX_DIM, RotaryStyle};
 use crate::setters::setters;
 use crate::{Error, Result};
 
-/// The extents of an indexer.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+/// The configuration of an indexer: its extents, and the options in which models differ.
+#[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
-pub struct IndexDims {
+pub struct IndexerConfig {
     /// The number of index heads (`index_n_heads`). Every tensor-parallel rank computes all of
     /// them.
     pub heads: u32,
@@ -28,95 +28,6 @@ pub struct IndexDims {
     /// keys of its tokens must still be there. The tail allows for at most `tail - K` draft tokens
     /// that were rejected.
     pub tail: u32,
-}
-
-impl IndexDims {
-    /// DeepSeek-V3.2: 64 heads of 128 values, lists of 2048.
-    pub const DEEPSEEK_V3_2: Self = Self {
-        heads: 64,
-        width: 128,
-        rope: 64,
-        topk: 2048,
-        pool: 1,
-        tail: 0,
-    };
-
-    /// GLM-5: 32 heads of 128 values, lists of 2048.
-    pub const GLM_5: Self = Self {
-        heads: 32,
-        ..Self::DEEPSEEK_V3_2
-    };
-
-    /// Extents with `heads` heads of `width` values, the first `rope` of them rotary, and lists of
-    /// `topk` tokens.
-    pub const fn new(heads: u32, width: u32, rope: u32, topk: u32) -> Self {
-        Self {
-            heads,
-            width,
-            rope,
-            topk,
-            pool: 1,
-            tail: 0,
-        }
-    }
-
-    setters! {
-        with_heads(heads: u32);
-        with_width(width: u32);
-        with_rope(rope: u32);
-        with_topk(topk: u32);
-        with_pool(pool: u32);
-        with_tail(tail: u32);
-    }
-
-    /// Bytes of the index cache per token, without the [`tail`](Self::tail) of a page. A key and
-    /// its scale are shared by the tokens of a pool.
-    pub const fn token_bytes(self) -> usize {
-        (self.width as usize + 4).div_ceil(self.tokens_per_key())
-    }
-
-    /// Bytes of a page of the index cache with `tokens` tokens: keys, scales, and the tail's keys
-    /// and gates in bf16.
-    pub const fn page_bytes(self, tokens: usize) -> usize {
-        let keys = (tokens / self.tokens_per_key()).saturating_mul(self.width as usize + 4);
-        keys.saturating_add((self.tail as usize * 4).saturating_mul(self.width as usize))
-    }
-
-    /// K, or 1 if K is an invalid 0, which [`IndexerConfig::check`] refuses.
-    pub(crate) const fn tokens_per_key(self) -> usize {
-        if self.pool == 0 {
-            1
-        } else {
-            self.pool as usize
-        }
-    }
-
-    /// The number of entries in a list: `topk`, plus the tokens of an incomplete pool.
-    pub const fn list_width(self) -> u32 {
-        self.topk.saturating_add(self.pool).saturating_sub(1)
-    }
-}
-
-impl fmt::Display for IndexDims {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} index heads of {} values, {} of them rotary, lists of {}",
-            self.heads, self.width, self.rope, self.topk
-        )?;
-        match self.pool {
-            1 => Ok(()),
-            pool => write!(f, ", pools of {pool} beside tails of {}", self.tail),
-        }
-    }
-}
-
-/// The configuration of an indexer: its extents, and the options in which models differ.
-#[derive(Clone, Copy, PartialEq, Debug)]
-#[non_exhaustive]
-pub struct IndexerConfig {
-    /// Heads, widths, and the length of lists.
-    pub dims: IndexDims,
     /// The pairing of rotary elements. DeepSeek-V3.2 has [halves](RotaryStyle::Halves) here,
     /// although its layers have interleaved pairs. GLM-5 has interleaved pairs
     /// (`indexer_rope_interleave`).
@@ -128,41 +39,79 @@ pub struct IndexerConfig {
 }
 
 impl IndexerConfig {
-    /// DeepSeek-V3.2, without the Hadamard transform, as most engines run it.
-    pub const DEEPSEEK_V3_2: Self = Self {
-        dims: IndexDims::DEEPSEEK_V3_2,
-        rotary: RotaryStyle::Halves,
-        hadamard: false,
-        epsilon: 1e-6,
-    };
+    /// DeepSeek-V3.2, without the Hadamard transform, as most engines run it: 64 heads of 128
+    /// values, lists of 2048.
+    pub const DEEPSEEK_V3_2: Self = Self::new(64, 128, 64, 2048);
 
-    /// GLM-5, without the Hadamard transform.
-    pub const GLM_5: Self = Self {
-        dims: IndexDims::GLM_5,
-        rotary: RotaryStyle::Interleaved,
-        ..Self::DEEPSEEK_V3_2
-    };
+    /// GLM-5, without the Hadamard transform: 32 heads of 128 values, lists of 2048.
+    pub const GLM_5: Self = Self::new(32, 128, 64, 2048).with_rotary(RotaryStyle::Interleaved);
 
-    /// A configuration with these extents and pairs, without the Hadamard transform, and with an
-    /// epsilon of 10⁻⁶.
-    pub const fn new(dims: IndexDims, rotary: RotaryStyle) -> Self {
+    /// An indexer with `heads` heads of `width` values, the first `rope` of them rotary in halves,
+    /// and lists of `topk` tokens; without pools and the Hadamard transform, and with an epsilon of
+    /// 10⁻⁶.
+    pub const fn new(heads: u32, width: u32, rope: u32, topk: u32) -> Self {
         Self {
-            dims,
-            rotary,
-            ..Self::DEEPSEEK_V3_2
+            heads,
+            width,
+            rope,
+            topk,
+            pool: 1,
+            tail: 0,
+            rotary: RotaryStyle::Halves,
+            hadamard: false,
+            epsilon: 1e-6,
         }
     }
 
     setters! {
-        with_dims(dims: IndexDims);
+        with_heads(heads: u32);
+        with_width(width: u32);
+        with_rope(rope: u32);
+        with_topk(topk: u32);
+        with_pool(pool: u32);
+        with_tail(tail: u32);
         with_rotary(rotary: RotaryStyle);
         with_hadamard(hadamard: bool);
         with_epsilon(epsilon: f32);
     }
 
+    /// Bytes of the index cache per token, without the [`tail`](Self::tail) of a page. A key and
+    /// its scale are shared by the tokens of a pool.
+    pub const fn token_bytes(&self) -> usize {
+        (self.width as usize + 4).div_ceil(self.tokens_per_key())
+    }
+
+    /// Bytes of a page of the index cache with `tokens` tokens: keys, scales, and the tail's keys
+    /// and gates in bf16.
+    pub const fn page_bytes(&self, tokens: usize) -> usize {
+        let keys = (tokens / self.tokens_per_key()).saturating_mul(self.width as usize + 4);
+        keys.saturating_add((self.tail as usize * 4).saturating_mul(self.width as usize))
+    }
+
+    /// K, or 1 if K is an invalid 0, which [`check`](Self::check) refuses.
+    pub(crate) const fn tokens_per_key(&self) -> usize {
+        if self.pool == 0 {
+            1
+        } else {
+            self.pool as usize
+        }
+    }
+
+    /// The number of entries in a list: `topk`, plus the tokens of an incomplete pool.
+    pub const fn list_width(&self) -> u32 {
+        self.topk.saturating_add(self.pool).saturating_sub(1)
+    }
+
+    /// Returns the numbers that the memory of an indexer depends on.
+    pub(crate) const fn extents(&self) -> [u32; 6] {
+        [
+            self.heads, self.width, self.rope, self.topk, self.pool, self.tail,
+        ]
+    }
+
     /// Returns the factor of head weights, without the scale of their query: heads^-½ · D^-½.
     pub fn weight_scale(&self) -> f32 {
-        let product = f64::from(self.dims.heads) * f64::from(self.dims.width);
+        let product = f64::from(self.heads) * f64::from(self.width);
         (1.0 / product.sqrt()) as f32
     }
 
@@ -172,14 +121,7 @@ impl IndexerConfig {
     ///
     /// If a field is out of its range. The error names the field.
     pub fn check(&self) -> Result<()> {
-        let IndexDims {
-            heads,
-            width,
-            rope,
-            topk,
-            pool,
-            tail,
-        } = self.dims;
+        let [heads, width, rope, topk, pool, tail] = self.extents();
         for (field, value) in [
             ("index_n_heads", heads),
             ("index_head_dim", width),
@@ -236,6 +178,20 @@ impl IndexerConfig {
     }
 }
 
+impl fmt::Display for IndexerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} index heads of {} values, {} of them rotary, lists of {}",
+            self.heads, self.width, self.rope, self.topk
+        )?;
+        match self.pool {
+            1 => Ok(()),
+            pool => write!(f, ", pools of {pool} beside tails of {}", self.tail),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,50 +201,37 @@ mod tests {
         let base = IndexerConfig::DEEPSEEK_V3_2;
         base.check().unwrap();
         IndexerConfig::GLM_5.check().unwrap();
-        let dims = base.dims;
         let refused = |config: IndexerConfig| config.check().unwrap_err().to_string();
-        let with = |dims| refused(IndexerConfig { dims, ..base });
         assert_eq!(
-            with(IndexDims { heads: 0, ..dims }),
+            refused(base.with_heads(0)),
             "index_n_heads: given 0, accepted 1 to 65536"
         );
         assert_eq!(
-            with(IndexDims {
-                topk: 65537,
-                ..dims
-            }),
+            refused(base.with_topk(65537)),
             "index_topk: given 65537, accepted 1 to 65536"
         );
         assert_eq!(
-            with(IndexDims { width: 130, ..dims }),
+            refused(base.with_width(130)),
             "index_head_dim: given 130, accepted a multiple of 4"
         );
-        let wide = IndexDims::new(32768, 65536, 64, 2048);
         assert_eq!(
-            with(wide),
+            refused(IndexerConfig::new(32768, 65536, 64, 2048)),
             "index_head_dim: given 65536, accepted at most 65535 beside 32768 index heads"
         );
         for rope in [63, 130] {
             assert_eq!(
-                with(IndexDims { rope, ..dims }),
+                refused(base.with_rope(rope)),
                 format!(
                     "index rope: given {rope}, accepted an even number up to index_head_dim, 128"
                 )
             );
         }
         assert_eq!(
-            refused(IndexerConfig {
-                hadamard: true,
-                dims: IndexDims { width: 96, ..dims },
-                ..base
-            }),
+            refused(base.with_width(96).with_hadamard(true)),
             "index_head_dim: given 96, accepted a power of two, as the Hadamard transform needs"
         );
         assert_eq!(
-            refused(IndexerConfig {
-                epsilon: f32::NAN,
-                ..base
-            }),
+            refused(base.with_epsilon(f32::NAN)),
             "index epsilon: given NaN, accepted a finite number, 0 or above"
         );
     }

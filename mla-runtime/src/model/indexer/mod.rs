@@ -3,5 +3,5 @@
 mod config;
 mod layers;
 
-pub use config::{IndexDims, IndexerConfig};
+pub use config::IndexerConfig;
 pub(super) use layers::{IndexLayers, LayerLists, MAX_LAYERS};
