@@ -48,7 +48,7 @@ struct WideScores {
 #pragma unroll 1
             while (true) {
                 ptx::mbarrier_wait(ptx::shared_address(&s.tile_full[tile.stage()]), tile.phase());
-                const int keys = s.keys[tile.stage()];
+                const int keys = read_keys(s.keys[tile.stage()], lane);
                 if (keys == 0) break;
                 score(held, low, high, keys);
                 release_tile();
@@ -56,8 +56,6 @@ struct WideScores {
             next = i + TileScheduler::step();
             if (next < p.items) load_queries(WorkItem(p, next), held);
             finish(WorkItem(p, i), low, high, done);
-            // All warps have read that no tile is left.
-            sync_group();
             release_tile();
         }
     }
