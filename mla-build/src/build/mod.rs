@@ -59,8 +59,8 @@ impl Kernels {
     ///
     /// # Errors
     ///
-    /// If [`enabled`](Self::enabled) fails, if a source lies in a folder that gives it no family, or
-    /// if a file cannot be written.
+    /// If [`enabled`](Self::enabled) fails, if a source lies in a folder that gives it no family,
+    /// or if a file cannot be written.
     pub fn constants(&self, library: &str) -> Result<PathBuf, Error> {
         let for_cargo = self.out_dir.is_none();
         let out_dir = library::output_folder(self)?;
