@@ -44,9 +44,9 @@ struct Fp8Layout {
         // of the output release them.
         Barrier<16> scores_full[kProbabilityStages];
         Barrier<kOutputThreads> scores_empty[kProbabilityStages];
-        // These have a phase for each work item. All threads of the first score group arrive at the
-        // first barrier when the item's queries are there and the last item's sums have been read.
-        // The second group waits for that. It arrives at the second barrier when its sums are
+        // These have a phase for each work item. All threads of the first score group arrive at
+        // queries_ready when the item's queries are there and the sums of the previous item have
+        // been read. The second group waits for that. It arrives at sums_ready when its sums are
         // there, and it needs neither the queries nor the reference maxima any longer.
         Barrier<128> queries_ready, sums_ready;
         // These have a phase for each KV tile. All threads of the tile's group arrive when the
