@@ -121,8 +121,8 @@ impl Place {
     }
 
     /// Returns the builds in which the body has no spec of its own. If it always has one, this is
-    /// `None`; if it never has one, `Some(None)`. If its spec has `#[cfg(…)]`, this is a `#[cfg(…)]`
-    /// for the builds that do not meet all of them.
+    /// `None`; if it never has one, `Some(None)`. If its spec has conditions (`#[cfg(…)]`), this is
+    /// the opposite condition, for the builds that do not meet all of them.
     pub(crate) fn misses_spec(&self) -> Option<Option<TokenStream>> {
         match self.constant("SPEC") {
             None => Some(None),
