@@ -79,14 +79,14 @@ struct TensorMaps {
     // Unused for e4m3.
     CUtensorMap cache;
     CUtensorMap cache_rope;  // [pages][page_size][64], boxes of 64 values by a run of tokens
-    // The latent values as four pairs of panels: [pages][4][2][page_size][64]. A token's value i =
-    // x + 64 odd + 128 pair is at [page][pair][odd][token][x]. A box has 64 values of a run of
+    // The latent values as four pairs of panels: [pages][4][2][page_size][64]. Value x + 64 odd +
+    // 128 pair of a token is at [page][pair][odd][token][x]. A box has 64 values of a run of
     // tokens, in both panels of one pair or of two pairs. In an e4m3 cache there are four groups of
     // 128 values instead: [pages][4][page_size][128]. A box has 64 tokens and all groups, or 16
     // tokens and one group.
     CUtensorMap cache_pairs;
-    // [4][2][tokens * heads][64]: a row's value i = x + 64 odd + 128 pair is at [pair][odd][row][x].
-    // A box has 64 values of N rows, in one panel or both panels of every pair. Unused unless
+    // [4][2][tokens * heads][64]: value x + 64 odd + 128 pair of a row is at [pair][odd][row][x]. A
+    // box has 64 values of N rows, in one panel or both panels of every pair. Unused unless
     // even_query.
     CUtensorMap q_latent;
     CUtensorMap q_rope;  // [1][1][tokens * heads][64]
