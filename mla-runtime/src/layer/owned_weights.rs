@@ -43,8 +43,8 @@ impl<D: Device> OwnedWeights<D> {
     ///
     /// # Errors
     ///
-    /// If a shape or dtype is not that of the problem, if the range has another number of heads or
-    /// exceeds them, or if the device fails.
+    /// If a shape or dtype is not that of the problem, if the range does not have the problem's
+    /// number of heads or exceeds the heads of the tensors, or if the device fails.
     pub fn from_split(
         device: &D,
         k_b: TensorRef<'_, D>,
@@ -96,8 +96,8 @@ impl<D: Device> OwnedWeights<D> {
     ///
     /// # Errors
     ///
-    /// If the shape is not that of the problem, if the range has another number of heads or exceeds
-    /// them, or if the device fails.
+    /// If the shape is not that of the problem, if the range does not have the problem's number of
+    /// heads or exceeds the heads of the matrix, or if the device fails.
     pub fn from_fp8_blocks(
         device: &D,
         weight: Fp8Blocks<'_, D>,
@@ -143,7 +143,8 @@ impl<D: Device> OwnedWeights<D> {
     ///
     /// # Errors
     ///
-    /// If `dequantize` or the device fails, or if the range has another number of heads.
+    /// If `dequantize` or the device fails, or if the range does not have the problem's number of
+    /// heads.
     pub fn from_rows<E: From<Error>>(
         device: &D,
         heads: Range<usize>,
