@@ -26,9 +26,9 @@ use crate::{Error, Result};
 /// | another quantised form, which it dequantises on the device | [`from_device`](Self::from_device) |
 /// | another quantised form, which it dequantises on the host | [`from_rows`](Self::from_rows) |
 ///
-/// Each constructor takes the engine's tensor with all heads of the model, and the range of this
-/// rank's heads under tensor parallelism. The number of heads in the range must be that of the
-/// configuration's problem.
+/// All constructors except [`from_device`](Self::from_device) take the range of this rank's heads
+/// under tensor parallelism. Tensors that they take have all heads of the model. The number of
+/// heads in the range must be that of the configuration's problem.
 ///
 /// All constructors except [`from_rows`](Self::from_rows) work on the device. Each constructor
 /// waits for the device once, so that the weights are [constant](TensorRef::constant) from then on.

@@ -22,8 +22,8 @@ struct Splits {
     typename C::Control& s = c.s;
 
     // Stores the partial result of a split in the workspace, except for the slice that this CTA
-    // combines itself, which stays in shared memory. Counts the split in, and notes the tile if the
-    // CTA has to combine for it later.
+    // combines itself, which stays in shared memory. Counts the split as arrived, and notes the
+    // tile if this CTA has to combine it later.
     template <typename Sums>
     __device__ void store(const WorkItem& item, Sums& sums, int thread) {
         char* mine = partial(c.group_id, item.split == 0);
