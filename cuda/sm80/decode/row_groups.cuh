@@ -2,9 +2,9 @@
 // tiles, and the row groups share the tiles' stages in shared memory.
 //
 // When a row group has multiplied the values of tile i, it passes the tile: it no longer reads tile
-// i, and its copies of tiles i + 1 and i + 2 have arrived. The other row group waits for this before
-// it copies another tile to the stage of tile i, and before it reads tile i + 2. Neither row group
-// is then a whole tile ahead. One may compute its softmax while the other multiplies.
+// i, and its copies of tiles i + 1 and i + 2 have arrived. The other row group waits for this
+// before it copies another tile to the stage of tile i, and before it reads tile i + 2. Neither row
+// group is then a whole tile ahead. One may compute its softmax while the other multiplies.
 #pragma once
 
 #include "config.cuh"
