@@ -26,8 +26,8 @@ struct PageWalk {
     const KernelParams& p = c.p;
     typename C::Control& s = c.s;
 
-    // Calls load(whole, begins, tokens, page, first) once for each KV tile, by one lane. If `whole`,
-    // the tile's tokens lie together, at page[0] and first[0]. Otherwise they are up to four runs
+    // Calls load(whole, begins, tokens, page, first) once per KV tile, by one lane. If `whole`, the
+    // tile's tokens lie together, at page[0] and first[0]. Otherwise they are up to four runs
     // of 16 tokens, each with its page and its first token there. `begins` is true for the work
     // item's first KV tile. This warp knows the first work item without the queue.
     template <typename Load>
