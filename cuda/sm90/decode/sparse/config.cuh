@@ -57,8 +57,8 @@ struct Layout {
     // one can therefore be open.
     static_assert(2 * kStages >= kTileStages * kPublishedTiles,
                   "parity cannot tell uses of a stage apart");
-    // A scores warp waits only for the stage of its own keys, so it does not wait for every use of a
-    // stage. A wait by parity is right only if the use before is complete. If the ring holds more
+    // A scores warp waits only for the stage of its own keys, so it does not wait for every use of
+    // a stage. A wait by parity is right only if the use before is complete. If the ring holds more
     // than a tile, that use belongs to an earlier tile. It is then complete, since the warp has
     // synchronised with its group in every earlier tile (sync_group_or).
     static_assert(kStages > kTileStages,
