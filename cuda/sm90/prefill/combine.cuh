@@ -31,10 +31,10 @@ struct Partial {
 };
 
 // Combines a warp's share of a query tile. The share is counted in lines; a line is eight columns
-// of the rows of a consumer warp. If a CTA has fewer lines than warps, several warps share a line,
-// each with some of the splits, and the first of them adds up their totals through shared memory. A
-// warp copies its operands into shared memory, with as many copies in flight as its buffer has room
-// for.
+// of the rows of a consumer warp. If a CTA has fewer lines than warps and there are many splits,
+// several warps share a line, each with some of the splits. The first of them adds up their totals
+// through shared memory. A warp copies its operands into shared memory, with as many copies in
+// flight as its buffer has room for.
 template <typename Config>
 struct Combine {
     const KernelParams& p;
