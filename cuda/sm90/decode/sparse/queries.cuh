@@ -80,10 +80,10 @@ struct Queries {
         return __vmaxu2(top, two & 0x7fff7fff);
     }
 
-    // Multiplies a unit by `factor`, converts it to f16, and permutes its words to the order of the
-    // keys' operands. A word has two values, a chunk has four words, and a unit four chunks. The
-    // first words of the four chunks come first, then their second words, and so on. Rotary values
-    // of rows with scales keep their type and their order.
+    // Permutes a unit's words to the order of the keys' operands. A word has two values, a chunk
+    // has four words, and a unit four chunks. The first words of the four chunks come first, then
+    // their second words, and so on. Queries of bf16 are also multiplied by `factor` and converted
+    // to f16. Rotary values of rows with scales keep their type and their order.
     __device__ void convert(int row, int unit, float factor) const {
         const bool is_rope = unit >= kLatentUnits && R::kScales;
         uint32_t in[4][4];
