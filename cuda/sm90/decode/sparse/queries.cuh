@@ -50,8 +50,8 @@ struct Queries {
     // True if queries of bf16 become f16. bf16 has exponents that f16 does not have.
     static constexpr bool kScaled = R::kConverts && !std::is_same_v<T, __half>;
 
-    // Returns the power of two that brings a row's largest value below 2^15. Called by all threads
-    // of the row; `first` is the caller's number among them.
+    // Returns the exponent of the power of two that brings a row's largest value to 2^14 or more,
+    // and below 2^15. Called by all threads of the row; `first` is the caller's number among them.
     __device__ int shift_of(int row, int first) const {
         constexpr int of_row = L::kScoreThreads / N;
         uint32_t top = 0;
