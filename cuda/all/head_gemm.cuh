@@ -91,8 +91,8 @@ __device__ __forceinline__ uint32_t thread_again() {
 }
 
 // Weights are read once. With EvictFirst, L2 evicts them before everything else, and no data that
-// other kernels wrote is evicted for them. For few heads and tokens, making the policy takes as
-// long as it saves.
+// other kernels wrote is evicted for them. With few heads, making the policy takes as long as it
+// saves.
 template <bool EvictFirst>
 __device__ __forceinline__ void copy_weights(uint32_t to, const uint4* from) {
     if constexpr (EvictFirst)
