@@ -1,5 +1,5 @@
-// All cache formats. A new format has a file, an include and a line of MLA_CACHE_FORMATS here, and a
-// name in the enum of mla.h. CONTRIBUTING.md lists the other code that has to handle the format;
+// All cache formats. A new format has a file, an include and a line of MLA_CACHE_FORMATS here, and
+// a name in the enum of mla.h. CONTRIBUTING.md lists the other code that has to handle the format;
 // without a case for the format, that code does not compile.
 #pragma once
 
