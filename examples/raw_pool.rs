@@ -5,9 +5,9 @@
 //! $ cargo run --release --features sm90 --example raw_pool
 //! ```
 //!
-//! A decode step consists of a cache write, q_nope · W_UK, attention, and · W_UV. Every latent is a
-//! vector of ones. A head's output is therefore the sum of its value weights over the latent,
-//! whatever the scores are.
+//! A decode step consists of a cache write, the product of q_nope and W_UK, attention, and the
+//! product of its output and W_UV. Every latent is a vector of ones. A head's output is therefore
+//! the sum of its value weights over the latent, whatever the scores are.
 
 use std::error::Error;
 use std::mem::zeroed;

@@ -25,12 +25,12 @@ impl Gpu {
     }
 }
 
-/// Returns the first GPU of this machine, or the reason why none can be used: no feature that
-/// compiles kernels, no driver, or no device. This creates no context on the GPU.
+/// Returns the first GPU of this machine. This creates no context on the GPU.
 ///
 /// # Errors
 ///
-/// Returns the reason if no GPU can be used.
+/// Returns the reason if no GPU can be used: no feature that compiles kernels is on, there is no
+/// driver or no device, or the driver is too old for the kernels.
 pub fn present_gpu() -> Result<Gpu, Cause> {
     imp::gpu(0)
 }

@@ -9,13 +9,14 @@
 // anything else, and neighbouring threads load whole lines. The A operand of an MMA is 16 tokens,
 // and its B operand is 8 n.
 //
-//   contiguous along n (W_UK of published      contiguous along k (their W_UV)
-//   checkpoints)
+//   weights contiguous along n (W_UK of        weights contiguous along k (their W_UV)
+//   published checkpoints)
 //   a CTA: 64 n of one head                    a CTA: 16 n of one head
-//   a warp:  8 n, every k                      a warp:  every eighth 64 k, in memory that no
-//                                              other warp uses
-//   results leave the warps, of two tiles      the warps' sums are added through shared memory,
-//   as lines                                   in order
+//   a warp: 8 n, every k                       a warp: every eighth block of 64 k, in shared
+//                                              memory of its own
+//   warps write their own results; with two    the warps' sums are added through shared memory,
+//   tiles of tokens, whole lines through       in order
+//   shared memory
 //
 // With programmatic dependent launch, CTAs start while the previous kernel is ending, or while it
 // is running if it lets them. They load weights at once if the caller calls these constant. They
@@ -90,8 +91,8 @@ __device__ __forceinline__ uint32_t thread_again() {
 }
 
 // Weights are read once. With EvictFirst, L2 evicts them before everything else, and no data that
-// other kernels wrote is evicted for them. For few heads and tokens, making the policy takes as
-// long as it saves.
+// other kernels wrote is evicted for them. With few heads, making the policy takes as long as it
+// saves.
 template <bool EvictFirst>
 __device__ __forceinline__ void copy_weights(uint32_t to, const uint4* from) {
     if constexpr (EvictFirst)

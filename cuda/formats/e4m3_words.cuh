@@ -1,9 +1,9 @@
-// Conversion of e4m3 bytes to 16-bit floats. From sm_89 on, an instruction converts them to f16. On
-// every GPU, shifts convert them.
+// Conversion of e4m3 bytes to 16-bit floats. Code for sm_89 and later has an instruction for f16.
+// Shifts do the same on any GPU, and also convert to bf16.
 //
 // Shifts move a byte's exponent and mantissa to their places in T, which gives its value times a
-// power of two. The missing factor is applied to an MMA's sums instead of its operands, which takes
-// fewer instructions.
+// power of two. The missing factor is not applied to these values, but to the MMA's sums, and for
+// bf16 in part to the other operand. This takes fewer instructions.
 #pragma once
 
 #include "ptx/sm80.cuh"
@@ -11,7 +11,8 @@
 
 namespace mla {
 
-// Every later GPU may compile PTX for Ampere, so that PTX must not contain the instruction.
+// The driver may compile PTX of compute_80 for any later GPU, but this PTX cannot contain the
+// instruction.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 constexpr bool kE4m3Instruction = true;
 #else

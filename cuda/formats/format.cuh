@@ -49,13 +49,14 @@ struct Scale {
 //
 //   shape(L, R)          its RowShape for L latent and R rotary values
 //   kTensorScale         true if the whole cache has one scale, `cache_scale`
-//   kTokenScale          true if each latent has one, `token_scale` of its largest magnitude, which
-//                        `put_scale` writes
+//   kTokenScale          true if each latent has one scale. token_scale(amax) gives it for the
+//                        latent's largest magnitude, and put_scale() writes it
 //   kSplits              true if rotary keys may lie in a tensor of their own
 //   kLatentMultiple      L must be a multiple of this
 //   latent_scale(...)    the scale of a latent octet; called by all lanes of a warp together
 //   put_latent, put_rope write an octet of a latent, and of a rotary key
-//   latent, rope, value  read an octet, and dequantise it
+//   latent, rope         read an octet of a latent, and of a rotary key, as it is stored
+//   value                dequantises such an octet
 template <MlaCacheFormat>
 struct Row;
 

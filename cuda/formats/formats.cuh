@@ -1,6 +1,6 @@
-// All cache formats. A new one adds its file, a line here in both lists, and its name to the enum
-// of mla.h. Other code that has to handle it does not compile until it does (CONTRIBUTING.md lists
-// this code).
+// All cache formats. A new format has a file, an include and a line of MLA_CACHE_FORMATS here, and
+// a name in the enum of mla.h. CONTRIBUTING.md lists the other code that has to handle the format;
+// without a case for the format, that code does not compile.
 #pragma once
 
 #include <type_traits>

@@ -115,9 +115,9 @@ __device__ __forceinline__ void cp_async_16(uint32_t destination, const void* so
                  : "memory");
 }
 
-// The same copy at constant distances behind the addresses. The distances are parts of the
-// instruction, which reads its registers late. One pair of registers therefore serves several
-// copies.
+// The same copy, from and to places at constant distances behind the addresses. The distances are
+// immediates of the instruction, so several copies use the same address registers. These registers
+// must not change before the last of the copies has read them, which may be long after its issue.
 template <int destination_offset, int source_offset>
 __device__ __forceinline__ void cp_async_16_at(uint32_t destination, const void* source,
                                                bool valid) {

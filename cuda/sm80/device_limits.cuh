@@ -1,5 +1,6 @@
-// Launches query a device's limits here. Kernels are compiled without the family's header, because
-// a new declaration there would otherwise compile all of them again.
+// The limits of the current device, as the C functions read them. This is not part of limits.cuh,
+// which kernels include, because it needs the family's header. A change to that header would
+// otherwise compile all kernels again.
 #pragma once
 
 #include <algorithm>

@@ -194,10 +194,11 @@ struct SplitCombine {
         Layout::sync();
     }
 
-    // Adds splits `first` to `last` - 1 of `count` units of the same 16 rows, at most kCount, in
-    // the order of the splits. The same number of loads is in flight for any number of either:
-    // behind the last one, the last one is read again, since a branch would make loads wait for one
-    // another. Nothing comes from L1, which may hold older data: other CTAs wrote it.
+    // Adds splits `first` to `last` - 1, in this order, of `count` units of the same 16 rows.
+    // `count` is at most kCount. The number of loads in flight is always the same: if there are
+    // fewer units or splits, the last one is read again in place of a missing one. A branch would
+    // make loads wait for one another. The loads bypass L1, which may hold older data, because
+    // other CTAs wrote the results.
     template <int kCount, int kSplits>
     __device__ void add(int unit, int count, int first, int last, float4 (&sums)[kCount]) const {
         const int row = first_row_of<Layout>(unit), rows = unit / Layout::kRowsUnits;

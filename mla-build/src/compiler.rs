@@ -93,10 +93,11 @@ pub(crate) fn flags_of_environment() -> Result<Vec<String>, Error> {
     Ok(all)
 }
 
-/// Returns the host compiler and what names it. In this order, that is the build script, [`CCBIN`],
-/// `-ccbin` in nvcc's variables for flags, or [`CUDAHOSTCXX`].
+/// Returns the host compiler, and the name of the setting that gives it.
 ///
-/// nvcc always obeys the flag, so it must not contradict the first two.
+/// The settings are tried in this order: the build script's setter, [`CCBIN`], `-ccbin` in nvcc's
+/// variables for flags, and [`CUDAHOSTCXX`]. nvcc always obeys `-ccbin` in these variables. If the
+/// setter or [`CCBIN`] gives another compiler, that is therefore an error.
 fn named(given: Option<&Path>) -> Result<Option<(PathBuf, &str)>, Error> {
     let setter = given.map(|path| (path.to_owned(), "Kernels::host_compiler"));
     let variable = |name: &'static str| Some((PathBuf::from(variables::set(name)?), name));
@@ -120,8 +121,8 @@ fn named(given: Option<&Path>) -> Result<Option<(PathBuf, &str)>, Error> {
 }
 
 impl Host {
-    /// Finds the compiler of a setter or variable, or else what the `cc` crate would take for C++
-    /// (`CXX` and similar variables, or the system's).
+    /// Finds the compiler that a setter or variable gives. Without one, it is the C++ compiler that
+    /// the `cc` crate would take (from `CXX` and similar variables, or the system's).
     pub(crate) fn find(given: Option<&Path>) -> Result<Self, Error> {
         let (path, by) = match named(given)? {
             // nvcc also accepts a folder.

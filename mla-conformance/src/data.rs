@@ -461,9 +461,10 @@ impl<D: Device> Outputs<D> {
 pub(super) enum Tolerances {
     /// The output itself, or 1 if that is larger.
     Plain,
-    /// The largest output in a group of this many columns, for rows with their own scales. If the
-    /// scales are no powers of two, a backend may round scaled scores. The second number then
-    /// bounds the difference this makes, relative to the log-sum-exp.
+    /// The largest output in a group of this many columns, for rows with their own scales. The
+    /// second number is a tolerance of the log-sum-exp, relative to itself or to 1. It is above 0
+    /// if the scales are no powers of two: a backend may then round scores after it has multiplied
+    /// them by scales.
     Group(usize, f64),
     /// The same as `Plain`, for queries and keys of this amplitude above 1. Small scores are then
     /// sums of large terms, and they keep the rounding errors of these terms.

@@ -637,8 +637,8 @@ fn no_slot(random: &mut Random, slots: usize) -> i32 {
 }
 
 // Returns a list for each token. It has slots with rows, and numbers that are not slots. The rows
-// are those of all requests, or those of the token's own request if requests have their own
-// numbers.
+// are those of all requests. If each request has its own seed, the rows are only those of the
+// token's own request.
 fn random_lists(
     random: &mut Sequences,
     case: &DecodeCase,
@@ -675,8 +675,8 @@ fn end_some(random: &mut Random, entries: &mut [i32], width: usize) {
     }
 }
 
-// Returns how many entries of each token's list count. Some counts are below 0, and some exceed the
-// list.
+// Returns the number of entries that count in each token's list. Some counts are below 0, and some
+// exceed the list.
 fn random_counts(random: &mut Sequences, case: &DecodeCase) -> Vec<i32> {
     let mut count = |request: usize| match random.of(request).below(6) {
         0 => -3,

@@ -20,9 +20,9 @@ pub(crate) struct Seen {
 
 /// Lengths and offsets on the device.
 ///
-/// Each of a step's calls has a place with a fixed address. A graph that was captured with the
-/// lists finds those of the next step there, after that was prepared. All layers of a step have the
-/// same lists, so they are copied once.
+/// Each of a step's calls has a place with a fixed address. When another step has been prepared, a
+/// graph that was captured with the lists finds those of the new step there. All layers of a step
+/// have the same lists, so they are copied once.
 pub(crate) struct Lists {
     /// `[PLACES, LISTS, room]`: each call has two lists of lengths and five of offsets.
     device: Buffer,

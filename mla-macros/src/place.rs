@@ -120,9 +120,9 @@ impl Place {
         }
     }
 
-    /// Returns `Some` if the body lacks a spec of its own in some builds. An empty condition means
-    /// every build. Otherwise it means the builds that do not meet all of the spec's `#[cfg(…)]`.
-    /// Returns `None` if the body always has a spec.
+    /// Returns the builds in which the body has no spec of its own. If it always has one, this is
+    /// `None`; if it never has one, `Some(None)`. If its spec has conditions (`#[cfg(…)]`), this is
+    /// the opposite condition, for the builds that do not meet all of them.
     pub(crate) fn misses_spec(&self) -> Option<Option<TokenStream>> {
         match self.constant("SPEC") {
             None => Some(None),

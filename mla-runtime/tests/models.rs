@@ -11,9 +11,11 @@ use mla_runtime::select::{Registry, SelectionRequest};
 use mla_runtime::spec::{Problem, Target};
 use serde_json::{Value, json};
 
-/// Each public model in a line. The columns are: attentions with a cache, linear attentions and
-/// those for drafts; H; L and (P, R, V); the rank of queries; the slots of lists and the layers
-/// with an indexer; θ; the positions; the softmax scale; and facts that the engine must know.
+/// One public model per line. A model that cannot be planned has the name of the property that is
+/// missing, and its description. The others have these columns: the number of layers that attend to
+/// a cache, of layers with linear attention, and of layers for drafts; H; L; (P, R, V); the rank of
+/// the query projection; the length of a sparse list, and the number of layers with an indexer; θ
+/// and the maximum number of positions; the softmax scale; and the words of [`facts`].
 const NUMBERS: &str = "
 deepseek-v2-lite 27+0+0 16 512 (128,64,128) - - - 1e4 163840 0.114721387
 deepseek-v2 60+0+0 128 512 (128,64,128) 1536 - - 1e4 163840 0.114721387
@@ -62,7 +64,8 @@ fn or_dash<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-/// The facts that an engine must know, in words.
+/// The facts about a model that an engine must know, a word for each. For example, "still" means
+/// that queries and keys are not rotated, and "positions" that the position scales the query.
 fn facts(model: &ModelConfig) -> Vec<&'static str> {
     let gate = match model.output_gate {
         Some(1) => "gate/head",

@@ -30,10 +30,10 @@ impl Graph {
     ///
     /// All memory that the captured launches use is still allocated and stays so until the stream
     /// has passed this replay. No other stream accesses it in conflict meanwhile. The compiler
-    /// cannot check this, since the borrows of the capture have ended. It also holds for slices
-    /// that were [lent](Cuda::lending) during the capture: no event orders a replay with other
-    /// streams. If another thread enqueued work on the stream during the capture, the same holds
-    /// for the memory of that work.
+    /// cannot check this, since the borrows of the capture have ended. The memory includes slices
+    /// that were [lent](Cuda::lending) during the capture, since no event orders a replay with
+    /// other streams. If another thread enqueued work on the stream during the capture, it also
+    /// includes the memory of that work.
     ///
     /// # Errors
     ///

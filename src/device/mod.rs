@@ -99,7 +99,8 @@ impl Cuda {
     ///
     /// # Errors
     ///
-    /// If there is no driver or no such GPU, or if the driver refuses.
+    /// If there is no driver or no such GPU, if the driver is too old for the kernels, or if a call
+    /// of the driver fails.
     pub fn new(ordinal: usize) -> Result<Self> {
         // The presence of the driver is checked first, since cudarc panics without one.
         gpu::gpu(ordinal).map_err(|cause| unavailable(ordinal, cause))?;
@@ -116,7 +117,8 @@ impl Cuda {
     ///
     /// # Errors
     ///
-    /// If the stream is the per-thread default one, or if the driver refuses.
+    /// If the stream is the per-thread default one, if the driver is too old for the kernels, or if
+    /// a call of the driver fails.
     pub fn on_stream(stream: Arc<CudaStream>) -> Result<Self> {
         stream::check_shared("stream", &stream)?;
         let ordinal = stream.context().ordinal();

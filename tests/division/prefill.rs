@@ -157,9 +157,9 @@ impl Batch {
         }
     }
 
-    /// Checks the items if the host says that all requests are as long as the longest. If they are,
-    /// the items are those of equal requests. Otherwise they follow from the lengths. Returns true
-    /// if tiles are divided.
+    /// Checks the work items if the host says that all requests are as long as the longest. If this
+    /// is true, the items are those of equal requests. If not, the items follow from the lengths on
+    /// the device. Returns true if query tiles are divided into splits.
     fn items_told_equal(&self) -> bool {
         let longest = self.longest_request();
         let told = self.items_if_said(true, longest.1);

@@ -27,9 +27,9 @@ struct alignas(16) LoaderState {
     int more;
 };
 
-// Element is the type of queries, output and P, and of a plain cache. A warp has 16 * WarpTiles
-// query rows and a quarter of the Latent columns. RowGroups * 4 warps make a CTA. Tokens is the
-// number of cached tokens per KV tile.
+// Element is the type of queries and output, and of a plain cache; P has the type Operand. A warp
+// has 16 * WarpTiles query rows and a quarter of the Latent columns. RowGroups * 4 warps make a
+// CTA. Tokens is the number of cached tokens per KV tile.
 template <typename Element_, int Latent, CacheFormat Format, int WarpTiles, int RowGroups,
           int Tokens>
 struct Config {

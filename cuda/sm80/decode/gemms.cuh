@@ -381,9 +381,10 @@ class Gemms {
         }
     }
 
-    // Offset of this lane's row in a fragment for ldmatrix. by_rows takes rows 0 to 7 and 8 to 15
-    // in turn. by_chunks takes the two chunks of one block of eight rows first. The offset is
-    // computed wherever it is needed, because registers are few.
+    // Offset of the row whose address this lane gives to ldmatrix. With by_rows, the matrices are
+    // rows 0 to 7 and 8 to 15 of one chunk, and then of the next. With by_chunks, they are both
+    // chunks of rows 0 to 7, and then of rows 8 to 15. The offset is computed wherever it is
+    // needed, because registers are few.
     __device__ int by_rows() const {
         const int lane = position_.lane();
         return (lane & 15) * p_.pitch + (lane >> 4) * 16;

@@ -1,11 +1,10 @@
 // Synchronisation of the row groups of a CTA. Each row group computes its rows of the same KV
 // tiles, and the row groups share the tiles' stages in shared memory.
 //
-// When a row group has multiplied a tile's values, it passes the tile. It then no longer reads the
-// tile, and its copies of the two next tiles have arrived. The other row group waits for that
-// before it copies another tile to the passed tile's stage, and before it reads the second tile
-// after it. Neither is then a whole tile ahead. One may compute its softmax while the other
-// multiplies.
+// When a row group has multiplied the values of tile i, it passes the tile: it no longer reads tile
+// i, and its copies of tiles i + 1 and i + 2 have arrived. The other row group waits for this
+// before it copies another tile to the stage of tile i, and before it reads tile i + 2. Neither row
+// group is then a whole tile ahead. One may compute its softmax while the other multiplies.
 #pragma once
 
 #include "config.cuh"

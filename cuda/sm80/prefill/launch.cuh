@@ -47,9 +47,9 @@ size_t workspace_bytes(const Limits& l) {
            sizeof(float) * kPartialFloats<SplitLayout<C>> * room_of<C>(l);
 }
 
-// Predicted end of the last CTA if `splits` CTAs divide the keys of every query tile. It is
-// predicted from the bounds, in units of the time that a CTA takes for a KV tile while others share
-// its SM.
+// Predicted end of the last CTA if `splits` CTAs divide the keys of every query tile. The
+// prediction takes all requests to have the maximum lengths. Its unit is the time that a CTA takes
+// for a KV tile while others share its SM.
 template <class C>
 float predicted_end(const Limits& l, const Shape& s, int64_t tiles, int64_t splits) {
     const int64_t kv_tiles = (s.max_key_len + int64_t(C::kKeys) - 1) / C::kKeys;

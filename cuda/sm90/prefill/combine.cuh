@@ -31,10 +31,10 @@ struct Partial {
 };
 
 // Combines a warp's share of a query tile. The share is counted in lines; a line is eight columns
-// of the rows of a consumer warp. If a CTA has fewer lines than warps, several warps share a line,
-// each with some of the splits, and the first of them adds up their totals through shared memory. A
-// warp copies its operands into shared memory, with as many copies in flight as its buffer has room
-// for.
+// of the rows of a consumer warp. If a CTA has fewer lines than warps and there are many splits,
+// several warps share a line, each with some of the splits. The first of them adds up their totals
+// through shared memory. A warp copies its operands into shared memory, with as many copies in
+// flight as its buffer has room for.
 template <typename Config>
 struct Combine {
     const KernelParams& p;
@@ -139,11 +139,11 @@ struct Combine {
         float factor[2];
     };
 
-    // log2 of the number of warps that share a line if a CTA has `lines` lines: as many as there
-    // are, with at least four splits each. With few splits, the exchange through shared memory
-    // takes longer than it saves, since its instructions are fetched for it alone. With more than
-    // half of kMaxSplits there are at least two warps for a line: a share of a tile of 128 rows by
-    // 256 values, which has 256 lines, is that small.
+    // log2 of the number of warps that share a line if a CTA has `lines` lines. All warps are used
+    // if each gets at least four splits. With few splits, warps share no line: the exchange through
+    // shared memory would take longer than it saves, since its instructions are fetched for it
+    // alone. With more than half of kMaxSplits, a share has so few lines that at least two warps
+    // share a line, even for a tile of 128 rows by 256 values, which has 256 lines.
     __device__ static int shift_of(int lines, int splits) {
         int shift = 0;
         if (splits < kSharedFrom) return shift;

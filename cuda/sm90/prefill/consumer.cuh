@@ -46,11 +46,12 @@ struct Consumer {
         for (int i = 0; i < Config::kKeySteps * 4; i++) ptx::wgmma_settle(weights[i / 4][i % 4]);
     }
 
-    // Returns at once, but depends on `sum`, which is never negative. The exponentials have to come
-    // before the wait for the MMAs that hide them. ptxas would move them behind that wait, but not
-    // across a loop that needs their sum. Nothing ever arrives at `idle`. A barrier in use would
-    // not serve here: a warp may come long after another warp of its warpgroup has released the
-    // stage that it read.
+    // Keeps ptxas from moving the exponentials behind this call. They have to come before the wait
+    // for the MMAs that run meanwhile and hide them. ptxas moves no instruction across a loop that
+    // needs its result, and this is a loop that needs `sum`, the sum of the exponentials. The loop
+    // ends at once, because `sum` is never negative and no thread ever arrives at `idle`. It needs
+    // a barrier of its own. Any other barrier may be two phases ahead when a late warp gets here,
+    // and the wait would not end.
     __device__ __forceinline__ void hold(float sum) const {
         ptx::mbarrier_wait(ptx::shared_address(&shared.idle), 1 ^ uint32_t(sum < 0.f));
     }

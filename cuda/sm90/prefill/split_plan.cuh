@@ -40,8 +40,9 @@ constexpr float kCombineCost = 3.f, kCombineCostOfRows = 1.5f, kCombineCostOfSpl
 constexpr float kWorthwhile = 0.95f;
 // Costs of each item, in KV tiles: the more items there are, the later all of them have begun, and
 // the more partial results are written and read. The first is the cost if the device has to read
-// the lengths. The second is the cost for all rows of a query tile, and the third its minimum: with
-// more items more CTAs read at the same time, which makes up for the rest.
+// the lengths. The second is the cost for all rows of a query tile, by which numbers of splits are
+// compared. The third replaces it in the comparison with no splits. It is lower, since with splits
+// more CTAs read at the same time, which makes up for a part of the cost.
 constexpr float kReadLengthsCostOfItem = 0.034f, kCostOfItemRows = 0.05f,
                 kMinCostOfItemRows = 0.019f;
 // With many query tiles, every CTA goes over the lengths of all requests. This is the cost of each

@@ -1,10 +1,11 @@
 //! The page allocator. It knows the free pages, the references to the others, and the prefixes that
 //! pages hold.
 //!
-//! A page with all its tokens may be registered under these and everything before them. A later
-//! request with the same beginning refers to it instead of computing it again. A page without
+//! A full page may be registered under its prefix: its tokens, and all tokens before them. A later
+//! request with the same prefix refers to the page instead of computing it again. A page without
 //! references keeps its prefix until its memory is needed. The page that has been unused for the
-//! longest time goes first. A request that writes to a page that others may read gets a copy.
+//! longest time is the first to be reused. If a request writes to a page that others may read, it
+//! gets a copy.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

@@ -193,8 +193,9 @@ impl Plan {
         Ok(Key::new(parts))
     }
 
-    /// Estimates the time and the memory that compiling a unit takes. If neither is known
-    /// from an earlier build, the result also names the folder of the similar units.
+    /// Estimates the time and the memory that compiling a unit takes. If neither an earlier build
+    /// nor the script tells the memory, the result also names the folder of similar units, from
+    /// which it is taken.
     fn expected(&self, unit: &Unit) -> (Estimate, Option<String>) {
         let known = |unit: &Unit| {
             let keys = self.estimate_keys(unit);

@@ -54,13 +54,13 @@ impl Kernels {
     /// Writes the constants of [`Built::compiled`] for a build that compiles no kernels, and
     /// returns their file.
     ///
-    /// The constants list what the build would compile. The package's `#[mla_backend]` is told the
-    /// same. Nothing else is done.
+    /// The constants list what the build would compile. In a build script, an environment variable
+    /// tells the package's `#[mla_backend]` the same. Nothing else is done.
     ///
     /// # Errors
     ///
-    /// Fails as [`enabled`](Self::enabled) does, for a source in a folder from which no family
-    /// follows, or if a file cannot be written.
+    /// If [`enabled`](Self::enabled) fails, if a source lies in a folder that gives it no family,
+    /// or if a file cannot be written.
     pub fn constants(&self, library: &str) -> Result<PathBuf, Error> {
         let for_cargo = self.out_dir.is_none();
         let out_dir = library::output_folder(self)?;
@@ -87,7 +87,8 @@ impl Kernels {
     ///
     /// With the environment variable `MLA_BUILD_ONLY=bindings`, and on docs.rs, nothing is compiled
     /// and CUDA is not needed. Only bindings and constants are made, which suffices for `cargo
-    /// check`. Linking a program then fails: the name of a missing library gives the reason.
+    /// check`. Linking a program then fails, and the linker misses a library whose name gives the
+    /// reason.
     ///
     /// This function sets `LIBCLANG_PATH` for bindgen unless it is set. No other thread of the
     /// build script may read or write the environment meanwhile.

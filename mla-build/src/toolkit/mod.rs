@@ -422,9 +422,9 @@ fn unusable(field: &str, given: &OsStr, lacks: &str) -> Error {
     )
 }
 
-/// Returns the root of the toolkit that an nvcc belongs to. It is the folder above `bin`, of the
-/// given path if that folder holds a toolkit, and otherwise of the path that links lead to.
-/// `/usr/bin/nvcc` may be such a link.
+/// Returns the root of the toolkit that an nvcc belongs to, which is the folder above its `bin`. If
+/// that folder holds no toolkit, the path may be a link, such as `/usr/bin/nvcc`. Links are then
+/// followed, and the root is the folder above `bin` there.
 fn root_of(nvcc: &Path) -> Option<PathBuf> {
     let above = |path: &Path| Some(path.parent()?.parent()?.to_owned());
     let given = above(nvcc)?;

@@ -7,8 +7,8 @@
 //!
 //! | product | by rows | paired |
 //! |---|---|---|
-//! | scores [keys, rows] | keys, without a change of layout | queries, once per unit |
-//! | out [rows, V] | weights, transposed while they are rounded to bf16 | values, once per tile |
+//! | scores [keys, rows] | keys, without a change of layout | queries, once per unit of work |
+//! | out [rows, V] | weights, transposed while they are rounded to bf16 | values, once per tile of keys |
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -40,7 +40,7 @@ pub(crate) unsafe trait Bf16Products: Copy + Send {
     /// The number of keys that are multiplied together: a divisor of 32.
     const STEP: usize;
 
-    /// Prepares the thread for a unit.
+    /// Prepares the thread for a unit of work.
     fn begin(self) {}
 
     /// Arranges queries `[rows, width]` in the layout that [`score`](Self::score) needs. `rows` is
@@ -71,7 +71,7 @@ pub(crate) unsafe trait Bf16Products: Copy + Send {
         out: &mut [f32],
     );
 
-    /// Undoes `begin` after a unit.
+    /// Undoes `begin` after a unit of work.
     fn end(self) {}
 }
 

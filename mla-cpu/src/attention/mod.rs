@@ -203,7 +203,7 @@ pub(crate) trait Engine: Sized + Send {
     /// It is not used if values are part of the keys.
     fn values(&mut self) -> &mut [Self::Lane];
 
-    /// Begins a unit with the first `rows` queries in the buffer.
+    /// Begins a unit of work with the first `rows` queries in the buffer.
     fn begin(&mut self, rows: usize);
 
     /// Returns true if [`block`](Self::block) can read keys from the caller's memory without a
@@ -227,7 +227,7 @@ pub(crate) trait Engine: Sized + Send {
         out: &mut [f32],
     );
 
-    /// Ends a unit.
+    /// Ends a unit of work.
     fn end(&mut self) {}
 }
 

@@ -33,7 +33,7 @@ impl<'a, D: Memory> Fp8Blocks<'a, D> {
     ///
     /// # Errors
     ///
-    /// If the shape needs another number of codes or scales.
+    /// If `weight` or `weight_scale_inv` does not have as many elements as the shape needs.
     pub fn new(
         weight: D::Bytes<'a>,
         weight_scale_inv: ArrayRef<'a, D, f32>,

@@ -26,9 +26,9 @@ use crate::{Error, Result};
 /// | another quantised form, which it dequantises on the device | [`from_device`](Self::from_device) |
 /// | another quantised form, which it dequantises on the host | [`from_rows`](Self::from_rows) |
 ///
-/// Each constructor takes the engine's tensor with all heads of the model, and the range of this
-/// rank's heads under tensor parallelism. The number of heads in the range must be that of the
-/// configuration's problem.
+/// All constructors except [`from_device`](Self::from_device) take the range of this rank's heads
+/// under tensor parallelism. Tensors that they take have all heads of the model. The number of
+/// heads in the range must be that of the configuration's problem.
 ///
 /// All constructors except [`from_rows`](Self::from_rows) work on the device. Each constructor
 /// waits for the device once, so that the weights are [constant](TensorRef::constant) from then on.
@@ -43,8 +43,8 @@ impl<D: Device> OwnedWeights<D> {
     ///
     /// # Errors
     ///
-    /// If a shape or dtype is not that of the problem, if the range has another number of heads or
-    /// exceeds them, or if the device fails.
+    /// If a shape or dtype is not that of the problem, if the range does not have the problem's
+    /// number of heads or exceeds the heads of the tensors, or if the device fails.
     pub fn from_split(
         device: &D,
         k_b: TensorRef<'_, D>,
@@ -96,8 +96,8 @@ impl<D: Device> OwnedWeights<D> {
     ///
     /// # Errors
     ///
-    /// If the shape is not that of the problem, if the range has another number of heads or exceeds
-    /// them, or if the device fails.
+    /// If the shape is not that of the problem, if the range does not have the problem's number of
+    /// heads or exceeds the heads of the matrix, or if the device fails.
     pub fn from_fp8_blocks(
         device: &D,
         weight: Fp8Blocks<'_, D>,
@@ -143,7 +143,8 @@ impl<D: Device> OwnedWeights<D> {
     ///
     /// # Errors
     ///
-    /// If `dequantize` or the device fails, or if the range has another number of heads.
+    /// If `dequantize` or the device fails, or if the range does not have the problem's number of
+    /// heads.
     pub fn from_rows<E: From<Error>>(
         device: &D,
         heads: Range<usize>,

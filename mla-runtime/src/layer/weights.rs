@@ -59,8 +59,8 @@ impl<'a, D: Device> Weights<'a, D> {
     ///
     /// # Errors
     ///
-    /// The errors of [`from_checkpoint`](Self::from_checkpoint). Also if the range has another
-    /// number of heads or exceeds them.
+    /// The errors of [`from_checkpoint`](Self::from_checkpoint). Also if the range does not
+    /// have the problem's number of heads, or exceeds the heads of the matrix.
     pub fn from_checkpoint_heads(
         kv_b: TensorRef<'a, D>,
         heads: Range<usize>,
@@ -92,8 +92,8 @@ impl<'a, D: Device> Weights<'a, D> {
     ///
     /// # Errors
     ///
-    /// The errors of [`from_transposed`](Self::from_transposed). Also if the range has another
-    /// number of heads or exceeds them.
+    /// The errors of [`from_transposed`](Self::from_transposed). Also if the range does not
+    /// have the problem's number of heads, or exceeds the heads of the matrix.
     pub fn from_transposed_heads(
         kv_b: TensorRef<'a, D>,
         heads: Range<usize>,

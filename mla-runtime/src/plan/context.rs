@@ -40,7 +40,8 @@
 //!
 //! Under [context parallelism](super::parallel) every rank gathers only the rows it holds. The
 //! budget is then ⌊W/N⌋ rows per rank. A segment is charged with the padded number of rows that
-//! each rank reserves for it, so that all ranks agree. Cuts are multiples of lcm(page, N·I).
+//! each rank reserves for it, so that all ranks agree. Cuts are multiples of a larger
+//! [alignment](ContextParallel::alignment).
 
 use std::ops::Range;
 
@@ -187,7 +188,8 @@ pub const MAX_CHUNKS: usize = 1 << 20;
 /// # Errors
 ///
 /// If a limit is zero, if the alignment exceeds `rows` or `max_chunk`, or if the plan would have
-/// more than [`MAX_CHUNKS`] chunks. With `parallel`, the alignment is lcm(align, N·I).
+/// more than [`MAX_CHUNKS`] chunks. With `parallel`, the alignment is that of
+/// [`ContextParallel::alignment`].
 pub fn plan_chunks(context_lens: &[u32], limits: &ChunkLimits) -> Result<Vec<ContextChunk>> {
     let packer = Packer::new(limits)?;
     let mut chunks = Vec::new();

@@ -219,9 +219,9 @@ impl<'a> Best<'a> {
 }
 
 impl Registry {
-    /// Chooses backends to run, and logs them as a `tracing` event. Code that runs per step does
-    /// not log. The only other event of this project reports that a GPU resource could not be
-    /// released.
+    /// Chooses backends to run, and logs them as a `tracing` event, with the explanation as an
+    /// event of level debug. All other events of this project report problems with a GPU, such as a
+    /// resource that could not be released. Code that runs per step does not log.
     ///
     /// # Errors
     ///

@@ -510,8 +510,8 @@ impl<'a, D: Memory> BlockTable<'a, D> {
     ///
     /// # Errors
     ///
-    /// If the number of entries is another one. With rows of another width, entries would be read
-    /// as those of other requests.
+    /// If there are not exactly `requests` · `max_pages` entries. With rows of another width, the
+    /// table would take entries of one request for those of another.
     pub fn new(entries: ArrayRef<'a, D, i32>, requests: usize, max_pages: usize) -> Result<Self> {
         match requests.checked_mul(max_pages) {
             Some(needed) if needed == entries.len() => Ok(Self {

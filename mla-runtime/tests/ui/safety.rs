@@ -1,5 +1,5 @@
 // A backend's call trusts arrays on the device, so it is unsafe to make, and its implementation
-// must say `unsafe fn`. An order that a device trusts is unsafe to promise.
+// must say `unsafe fn`. Promises about the order of rows or of enqueued work are unsafe, too.
 
 use mla_runtime::backend::{
     DecodeBackend, DecodeCall, DecodeStage, Opaque, PrefillBackend, PrefillCall, PrefillStage,

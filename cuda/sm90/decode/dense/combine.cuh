@@ -310,9 +310,10 @@ struct CombineState {
     }
 };
 
-// Reads splits first, first + step, … of `count` vectors of the rows from `column` on: vector
-// `index`, and, if `all` exist, the following ones at a distance of `apart`. All reads of a batch
-// are in flight together.
+// Combines splits first, first + step, … of some vectors into `states`. All of these vectors belong
+// to the two rows from `column` on. If `all`, there are `count` of them: index, index + apart, and
+// so on. Otherwise vector `index` is the only one. Splits are read in batches, and all reads of a
+// batch are in flight together.
 template <int N, int step, int apart, int count, typename Source>
 __device__ __forceinline__ void combine_some(CombineState (&states)[count], const Source& source,
                                              int index, bool all, int column, int first) {

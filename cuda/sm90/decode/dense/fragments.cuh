@@ -1,9 +1,10 @@
-// Output rows, and how what a thread holds of them lies in vectors of 16 bytes.
+// Addresses of output rows, and the layout of a thread's output values in vectors of 16 bytes.
 //
-// Output threads store a partial result in vectors of 16 bytes, each with values of two rows, one
-// group of rows after the other. Each vector then has a fixed place, and a slice has few rows. The
-// order of vectors within a group, and the pairs of rows, depend on the accumulators: transposed
-// output, output by rows, or that of an e4m3 cache.
+// Output threads store a partial result in vectors of 16 bytes, each with values of two rows. The
+// vectors of one group of rows follow those of another, so each vector has a fixed place, and a
+// slice of the combine has few rows. The layout of the accumulators decides the order of vectors
+// within a group, and the pairs of rows. There are three: transposed output, output by rows, and
+// the output of an e4m3 cache.
 #pragma once
 
 #include "../../../common/softmax.cuh"
@@ -56,8 +57,8 @@ __device__ __forceinline__ void write_lse(const KernelParams& p, int row, int q_
     p.lse[(row - token * p.heads) * p.lse_head_stride + q_begin + token] = lse2 * ln2;
 }
 
-// The values of a vector: two neighbouring rows alternate, of two panels of the output (or what
-// stands for them).
+// The values of a vector. They are of two panels of the output, and within a panel the values of
+// two rows alternate. Layouts without panels have other groups of four values in their place.
 constexpr int kVectorTiles = kVectorValues / 4;
 struct PackedVector {
     float value[kVectorValues] = {};
@@ -96,8 +97,8 @@ struct PackedVector {
 // Groups of eight rows as they lie in the tile.
 struct GroupsOfEight {
     static constexpr int kGroupRows = 8;
-    // The pair of rows of a group that the vectors of an index belong to: its first row is twice
-    // this.
+    // Number of the pair of rows, within a group, that the vector at an index has values of. The
+    // pair's first row is twice this number.
     __device__ static int rows_of(int index) { return index & 3; }
     // True if a vector of a group is the first one of its rows.
     __device__ static bool begins_rows(int of_group) { return of_group < 4; }

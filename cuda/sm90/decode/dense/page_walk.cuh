@@ -26,9 +26,10 @@ struct PageWalk {
     const KernelParams& p = c.p;
     typename C::Control& s = c.s;
 
-    // Calls load(whole, begins, tokens, page, first) for each KV tile: once for one run of tokens,
-    // or up to four times for runs in different pages. `begins` is true for the work item's first
-    // KV tile. One lane makes the calls. This warp knows the first work item without the queue.
+    // Calls load(whole, begins, tokens, page, first) once per KV tile, by one lane. If `whole`, the
+    // tile's tokens lie together, at page[0] and first[0]. Otherwise they are up to four runs
+    // of 16 tokens, each with its page and its first token there. `begins` is true for the work
+    // item's first KV tile. This warp knows the first work item without the queue.
     template <typename Load>
     __device__ void for_each_kv_tile(const TileScheduler& scheduler, const WorkItem& first_item,
                                      Load load) const {

@@ -79,13 +79,14 @@ struct TensorMaps {
     // Unused for e4m3.
     CUtensorMap cache;
     CUtensorMap cache_rope;  // [pages][page_size][64], boxes of 64 values by a run of tokens
-    // The latent values, [pages][4][2][page_size][64]: value i = x + 64 odd + 128 pair lies at
-    // [page][pair][odd][token][x]. A box has 64 values by a run of tokens by both panels of one
-    // pair, or of two pairs. For an e4m3 cache: [pages][4][page_size][128], with boxes of 128
-    // values by 64 tokens by all groups, or by 16 tokens of one group.
+    // The latent values as four pairs of panels: [pages][4][2][page_size][64]. Value x + 64 odd +
+    // 128 pair of a token is at [page][pair][odd][token][x]. A box has 64 values of a run of
+    // tokens, in both panels of one pair or of two pairs. In an e4m3 cache there are four groups of
+    // 128 values instead: [pages][4][page_size][128]. A box has 64 tokens and all groups, or 16
+    // tokens and one group.
     CUtensorMap cache_pairs;
-    // [4][2][tokens * heads][64]: value i = x + 64 odd + 128 pair lies at [pair][odd][row][x]. A
-    // box has 64 values by N rows by one panel or both of a pair, by all pairs. Unused unless
+    // [4][2][tokens * heads][64]: value x + 64 odd + 128 pair of a row is at [pair][odd][row][x]. A
+    // box has 64 values of N rows, in one panel or both panels of every pair. Unused unless
     // even_query.
     CUtensorMap q_latent;
     CUtensorMap q_rope;  // [1][1][tokens * heads][64]

@@ -22,8 +22,8 @@ struct Splits {
     typename C::Control& s = c.s;
 
     // Stores the partial result of a split in the workspace, except for the slice that this CTA
-    // combines itself, which stays in shared memory. Counts the split in, and notes the tile if the
-    // CTA has to combine for it later.
+    // combines itself, which stays in shared memory. Counts the split as arrived, and notes the
+    // tile if this CTA has to combine it later.
     template <typename Sums>
     __device__ void store(const WorkItem& item, Sums& sums, int thread) {
         char* mine = partial(c.group_id, item.split == 0);
@@ -151,9 +151,10 @@ struct Splits {
     // 2^x. Both it and its inverse must be floats.
     __device__ static float power_of_two(int x) { return __int_as_float((127 + x) << 23); }
 
-    // Given this thread's largest value, returns the power of two that brings the largest finite
-    // value of a partial result to 2^14 or more, and below 2^15. If a row also has values that are
-    // not finite, finite ones may become infinite. All MMAs are done when a thread returns.
+    // Given this thread's largest value, returns the exponent of the power of two that brings the
+    // largest finite value of a partial result to 2^14 or more, and below 2^15. If a row also has
+    // values that are not finite, finite ones may become infinite. All MMAs are done when a thread
+    // returns.
     __device__ int scale_of(float top, int thread) const {
         const uint32_t of_warp = __reduce_max_sync(~0u, __float_as_uint(top));
         if ((thread & 31) == 0) s.split_top[thread >> 5] = __uint_as_float(of_warp);

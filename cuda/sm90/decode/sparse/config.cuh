@@ -57,9 +57,10 @@ struct Layout {
     // one can therefore be open.
     static_assert(2 * kStages >= kTileStages * kPublishedTiles,
                   "parity cannot tell uses of a stage apart");
-    // A scores warp waits only for the stage of its own keys. It has synchronised with its group in
-    // every tile before (sync_group_or). If the ring holds more than a tile, the last use of the
-    // stage that the warp did not wait for is therefore complete.
+    // A scores warp waits only for the stage of its own keys, so it does not wait for every use of
+    // a stage. A wait by parity is right only if the use before is complete. If the ring holds more
+    // than a tile, that use belongs to an earlier tile. It is then complete, since the warp has
+    // synchronised with its group in every earlier tile (sync_group_or).
     static_assert(kStages > kTileStages,
                   "a scores warp could pass a stage's wait one use too early");
 

@@ -50,8 +50,8 @@ struct Queries {
     // True if queries of bf16 become f16. bf16 has exponents that f16 does not have.
     static constexpr bool kScaled = R::kConverts && !std::is_same_v<T, __half>;
 
-    // Returns the power of two that brings a row's largest value below 2^15. Called by all threads
-    // of the row; `first` is the caller's number among them.
+    // Returns the exponent of the power of two that brings a row's largest value to 2^14 or more,
+    // and below 2^15. Called by all threads of the row; `first` is the caller's number among them.
     __device__ int shift_of(int row, int first) const {
         constexpr int of_row = L::kScoreThreads / N;
         uint32_t top = 0;
@@ -80,8 +80,10 @@ struct Queries {
         return __vmaxu2(top, two & 0x7fff7fff);
     }
 
-    // Permutes a unit's words to the order of the keys' operands. A word has two values. The first
-    // words of four chunks come first, then their second words, and so on.
+    // Permutes a unit's words to the order of the keys' operands. A word has two values, a chunk
+    // has four words, and a unit four chunks. The first words of the four chunks come first, then
+    // their second words, and so on. Queries of bf16 are also multiplied by `factor` and converted
+    // to f16. Rotary values of rows with scales keep their type and their order.
     __device__ void convert(int row, int unit, float factor) const {
         const bool is_rope = unit >= kLatentUnits && R::kScales;
         uint32_t in[4][4];

@@ -1,8 +1,8 @@
-// The formats of cache rows, and how a warp makes operands of them.
+// The formats of cache rows, and the order in which a warp makes operands of them.
 //
-// A row lies in shared memory as it lies in the cache. Its pitch is 4 words more than a multiple of
-// all banks, so no access below has a bank conflict. Both GEMMs take the cache as operand A from
-// registers: S^T = K Q^T and O^T = V^T P^T. Lanes are numbered 4 g + q.
+// A row has the same layout in shared memory as in the cache. Its pitch is 4 words more than a
+// multiple of all banks, so loads of latents have no bank conflict. Both GEMMs take the cache as
+// operand A from registers: S^T = K Q^T and O^T = V^T P^T. Lanes are numbered 4 g + q.
 //
 //   keys     a warp has the 16 rows of one stage of the ring: row i of its operand is row
 //            key_row(i) of the stage, and both GEMMs and the probabilities keep this order;
@@ -48,9 +48,9 @@ struct QuantisedRows {
     using Operand = __half;
     static constexpr bool kConverts = true;
 
-    // The row of the stage that is row i of the operand. One load takes four of eight consecutive
-    // rows: either neighbours or every other one. With this order, these four rows always lie eight
-    // words apart.
+    // The row of the stage that is row i of the operand. One load reads four of eight consecutive
+    // rows of the operand: either neighbours or every other one. In this order, the four rows begin
+    // in banks that are eight apart, so the load has no bank conflict.
     __device__ static int key_row(int i) {
         return (i >> 3) + ((i ^ i >> 2) & 1) * 4 + (i & 2) + (i & 4) * 2;
     }

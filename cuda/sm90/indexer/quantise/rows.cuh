@@ -1,8 +1,8 @@
 // Index keys and queries: normalised, rotated, transformed and rounded to e4m3.
 //
 // A warp has a row of 128 values, and each lane has four neighbouring ones. The operations come in
-// the order of the CPU device's code, and each result is rounded. The values are therefore the same
-// as on the CPU, to the last bit. Only the sums of the LayerNorm may differ; they are in f64.
+// the order of the CPU device's code, and each result is rounded. All values but the sums of the
+// LayerNorm, which are in f64, are therefore the same as on the CPU, to the last bit.
 //
 // If tokens are few, an SM has nothing else to do while it waits for instructions that run once.
 // The code therefore has as few instructions as possible.

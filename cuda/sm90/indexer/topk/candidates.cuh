@@ -68,10 +68,11 @@ __device__ __forceinline__ void clear_bins(S& s) {
     __syncthreads();
 }
 
-// Estimates the bound of candidates from a sample. The sample has a certain number of logits above
-// the bound: the expected number of chosen ones, and four standard deviations more. Each thread has
-// some vectors of the sample. A histogram with bins of equal width in values seldom needs a second
-// histogram, while a histogram of keys usually does. The bins are zero at entry, but not at return.
+// Estimates the bound of candidates from a sample, of which each thread has some vectors. The bound
+// has a certain number of the sample's logits above it: the number that is expected to be chosen,
+// and four standard deviations more. The first histogram has bins of equal width in values, since
+// these are seldom too coarse. If they are, histograms of keys (key_of()) follow, usually more than
+// one. The bins are zero at entry, but not at return.
 template <typename S>
 __device__ __forceinline__ SampleEstimate estimate_from(S& s, const float4 (&x)[S::kSampledEach],
                                                         int count, int topk) {

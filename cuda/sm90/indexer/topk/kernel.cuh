@@ -29,11 +29,12 @@ __device__ __forceinline__ void choose_all(const KernelParams& p, const Row& row
         list[i] = i < row.seen ? indexer::slot_of(p.rows, row, i) : -1;
 }
 
-// Every CTA calls this, whatever its row. The next kernel is released only after the wait. When it
-// starts, everything but the lists is therefore complete, including the logits. Sparse attention
-// waits before it reads anything. The indexer's own kernels read only keys and lengths, which are
-// older, before they wait. A GEMM may read constant weights. A kernel that was launched without the
-// attribute begins when this kernel has ended.
+// Waits for the previous kernel, which computes the logits, and then lets the next kernel start.
+// Every CTA calls this, even if its row needs no logits. When the next kernel starts, everything
+// but the lists is therefore complete. It must not read the lists before its own wait. Sparse
+// attention reads nothing before that wait, the indexer's own kernels only keys and lengths, and a
+// GEMM only constant weights. A kernel without programmatic dependent launch starts when this
+// kernel has ended.
 __device__ __forceinline__ void wait_for_logits() {
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();

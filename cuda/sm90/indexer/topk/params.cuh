@@ -28,7 +28,8 @@ constexpr int kSamples = 2048;
 constexpr int kSampled = 4;
 constexpr int kSampledTogether = 2;
 // Number of bins of a histogram of a whole cluster's keys, and maximum number of keys that its CTAs
-// compare. Both are small, because reads of another CTA's shared memory are slow.
+// compare one by one (kMaxInside). Both are small, because reads of another CTA's shared memory are
+// slow.
 constexpr int kClusterBinBits = 8;
 constexpr int kClusterBins = 1 << kClusterBinBits;
 constexpr int kMaxInside = 256;

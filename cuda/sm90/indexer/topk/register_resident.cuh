@@ -226,8 +226,8 @@ __device__ __forceinline__ uint32_t add_counts(const RegisterResidentBuffers& b,
 }
 
 // Finds the chosen ones of `all` candidates. The first histogram has bins of equal width in values.
-// The bin with the last chosen candidate has a few candidates, which every warp compares, or many.
-// If all of these many are equal, no second histogram is needed.
+// If the bin of the last chosen candidate has few candidates, every warp compares them with one
+// another. If it has many, histograms of keys follow, unless all of them are equal.
 __device__ __forceinline__ void cut_candidates(Shared& s, const Cluster& cluster,
                                                const RegisterResidentBuffers& b,
                                                const Candidates& candidates,

@@ -1,9 +1,11 @@
 // Finds the threshold above which all keys are chosen. Each histogram covers a narrower range of
 // keys than the one before it.
 //
-// The first range goes from the minimum key to the maximum key. Clustered logits therefore spread
+// The caller gives the first range. It usually goes from the minimum key, or from an estimate of
+// the lowest chosen key, to the maximum key or an estimate of it. Clustered logits therefore spread
 // over the bins as others do. Each further range is the bin that contains the lowest chosen key.
-// After at most three histograms, the range is a single key.
+// The last range is a single key, or has few enough keys for the caller, or all its keys are
+// chosen.
 #pragma once
 
 #include "bitmap.cuh"

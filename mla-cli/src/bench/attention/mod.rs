@@ -41,8 +41,8 @@ pub enum Ready<'a, D: Device> {
 }
 
 impl<D: Device> Ready<'_, D> {
-    /// Enqueues all layers. Unless `planned`, this includes what has to be prepared from lengths on
-    /// the device.
+    /// Enqueues all layers. Unless `planned`, their plan is made first, from the lengths on the
+    /// device.
     pub fn enqueue(&mut self, device: &D, planned: bool) -> Result<()> {
         match self {
             Self::Decode(work) => {
@@ -55,9 +55,9 @@ impl<D: Device> Ready<'_, D> {
         }
     }
 
-    /// Returns the seconds that a plan takes if the host makes it, so that no graph can contain it.
-    /// It is the fastest of several plans, until the plan is on the device. Returns `None` if the
-    /// device plans.
+    /// Returns the time of a plan that the host makes, which no graph can contain. The time is in
+    /// seconds and ends when the plan is on the device. It is the shortest of five. Returns `None`
+    /// if the device plans.
     pub fn planning(&mut self, device: &D) -> Result<Option<f64>> {
         let Self::Decode(work) = self else {
             return Ok(None);

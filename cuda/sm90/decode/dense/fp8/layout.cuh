@@ -25,10 +25,11 @@ struct Fp8Layout {
     // Number of score warpgroups. Two of them work in pingpong. With 64 rows there are no registers
     // for a second one.
     static constexpr int kScoreGroups = N == 64 ? 1 : 2;
-    // This bounds the number of stages. Each of the two score groups waits only for its own KV
-    // tiles. With an odd number of stages, the previous use of a stage belongs to the other group.
-    // That use is complete once the other group has published the maxima of a later KV tile. This
-    // group has already adopted those of the third tile before its own.
+    // Each of the two score groups waits only for its own KV tiles. With an odd number of stages,
+    // the previous use of a stage belongs to the other group, and must be complete before this
+    // group waits for the next use. With five stages that use is KV tile i - 5. It is complete,
+    // since this group has already waited for the maxima of tile i - 3, which the other group
+    // published after it had waited for tile i - 5. Three stages would be too few.
     static_assert(kScoreGroups == 1 || kLatentStages % 2 == 0 || kLatentStages > 3,
                   "a group could pass a stage's wait one use too early");
     static constexpr int kProbabilityStages = 2, kProbabilityBytes = N * kTileTokens * 2;
@@ -44,9 +45,9 @@ struct Fp8Layout {
         // of the output release them.
         Barrier<16> scores_full[kProbabilityStages];
         Barrier<kOutputThreads> scores_empty[kProbabilityStages];
-        // These have a phase for each work item. All threads of the first score group arrive at the
-        // first barrier when the item's queries are there and the last item's sums have been read.
-        // The second group waits for that. It arrives at the second barrier when its sums are
+        // These have a phase for each work item. All threads of the first score group arrive at
+        // queries_ready when the item's queries are there and the sums of the previous item have
+        // been read. The second group waits for that. It arrives at sums_ready when its sums are
         // there, and it needs neither the queries nor the reference maxima any longer.
         Barrier<128> queries_ready, sums_ready;
         // These have a phase for each KV tile. All threads of the tile's group arrive when the

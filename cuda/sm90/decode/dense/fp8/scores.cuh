@@ -286,7 +286,8 @@ struct Fp8Scores {
         sync_group(0);
     }
 
-    // The power of two that brings the largest query below 2^15; 2^100 for the smallest of all.
+    // The exponent of the power of two that brings the largest query to 2^14 or more, and below
+    // 2^15. It is at most 100.
     __device__ int query_shift() const {
         const uint32_t top =
             max(max(s.query_top[0], s.query_top[1]), max(s.query_top[2], s.query_top[3]));

@@ -103,8 +103,9 @@ struct PlainCacheProducer {
     __device__ void make_room_for_held(LatentState& latent, RopeState& rope, uint32_t held) const {
         if constexpr (C::kHeldPanels > 0) {
             // The first held queries go to stages that are free from the start, so their copy does
-            // not wait for this thread. This thread must not wait for them either: they may have
-            // been taken by now.
+            // not wait for this thread. This thread must not wait for these stages either. If the
+            // queries have been taken already, the stages' barriers are a phase further, and a wait
+            // would not end.
             if (held > 0) {
                 s.held_query_taken.wait((held & 1) ^ 1);
 #pragma unroll

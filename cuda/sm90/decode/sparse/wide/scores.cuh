@@ -69,9 +69,9 @@ struct WideScores {
         ++tile.count;
     }
 
-    // Issues the loads of the queries, when all MMAs of the previous item are done. Every other
-    // panel is loaded into shared memory for the MMAs. The other panels are loaded into registers;
-    // each lane loads 16 bytes of a row.
+    // Issues the loads of the queries, when all MMAs of the previous item are done. Panels of odd
+    // numbers are loaded into shared memory for the MMAs, and those of even numbers into registers.
+    // Each lane loads 16 bytes of a row at a time.
     __device__ void load_queries(const WorkItem& item, Held& held) const {
         constexpr int chunks = 8 * L::kQueryPanels;
 #pragma unroll 1
