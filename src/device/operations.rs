@@ -335,7 +335,7 @@ impl Device for Cuda {
         let params = gather_params(self, &cache, &rows, &latent, &rope)?;
         self.bind()?;
         // SAFETY: cache and outputs were checked to hold what their layouts say, and the index
-        // arrays to be as long as the segments need. The kernel itself checks the pages in these
+        // arrays are as long as the segments need. The kernel itself checks the pages in these
         // arrays.
         unsafe {
             raw::check(
@@ -610,8 +610,8 @@ impl Cuda {
     ) -> Result<()> {
         let params = write_params(self, latent, rope, slots, cache, rotation)?;
         self.bind()?;
-        // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree.
-        // The kernel itself checks slots and positions against the cache and the tables.
+        // SAFETY: every tensor was checked to hold what its layout says, and the layouts agree. The
+        // kernel itself checks slots and positions against the cache and the tables.
         unsafe {
             raw::check(
                 "write cache",

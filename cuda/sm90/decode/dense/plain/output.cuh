@@ -59,9 +59,10 @@ struct PlainOutput {
                         finish_step(std::integral_constant<int, 0>());
                         RopeState next = scored;
                         next.advance(1);
-                        // The first KV tile of the next work item is not waited for here. The
-                        // barrier's previous use is over, since the probabilities of its KV tile
-                        // have arrived. Its next use needs a rope stage that is released below.
+                        // The first KV tile of the next work item is waited for at the start of
+                        // that item. This wait cannot miss its phase: the barrier's use after that
+                        // needs the rope stage of the same KV tile, which is released behind the
+                        // wait.
                         if (kv_tile + 1 < end) s.scores_issued[next.stage].wait(next.phase);
                     }
 #pragma unroll
