@@ -46,7 +46,7 @@ struct KernelParams {
     int *claimed, *left, *arrived;
     // Partial results of kQueries rows each. `partial_out` has sums of weights times values, as
     // [slot, warp, V / 8, lane] of 4 f32 in the order of registers. `partial_sum` has pairs
-    // (reference, sum of weights), as [slot, warp, row % 8] of two rows each.
+    // (reference maximum, sum of weights), as [slot, warp, row % 8] of two rows each (softmax.cuh).
     float4 *partial_out, *partial_sum;
     int slots;
     // Number of CTAs of the launch.

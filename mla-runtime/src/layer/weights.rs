@@ -60,7 +60,7 @@ impl<'a, D: Device> Weights<'a, D> {
     /// # Errors
     ///
     /// The errors of [`from_checkpoint`](Self::from_checkpoint). Also if the range has another
-    /// number of heads or exceeds them.
+    /// number of heads than the problem, or ends behind the matrix's last head.
     pub fn from_checkpoint_heads(
         kv_b: TensorRef<'a, D>,
         heads: Range<usize>,
@@ -93,7 +93,7 @@ impl<'a, D: Device> Weights<'a, D> {
     /// # Errors
     ///
     /// The errors of [`from_transposed`](Self::from_transposed). Also if the range has another
-    /// number of heads or exceeds them.
+    /// number of heads than the problem, or ends behind the matrix's last head.
     pub fn from_transposed_heads(
         kv_b: TensorRef<'a, D>,
         heads: Range<usize>,
