@@ -43,10 +43,9 @@ __global__ __launch_bounds__(C::kThreads,
     const bool warms_up = warp == 1;
     TileScheduler scheduler(p, warms_up ? &s.warm_up_length : s.lens, warms_up ? 0 : 1,
                             C::N * context.group_ctas(), context.group_id, context.groups());
-    // The next kernel of the stream may start as soon as this one's CTAs have ended. Until the
-    // previous kernel has ended, this one touches only shared memory and the launch's own
-    // parameters. After StartBarrier, two warps have executed griddepcontrol.wait for the whole
-    // CTA.
+    // From here on, CTAs of the stream's next kernel may start wherever a CTA of this one ends.
+    // Until the previous kernel has ended, this one touches only shared memory and the launch's own
+    // parameters: warps 2 and 3 execute griddepcontrol.wait before StartBarrier, for the whole CTA.
     ptx::griddepcontrol_launch_dependents();
     if (warp == 2) {
         ptx::griddepcontrol_wait();
