@@ -62,9 +62,9 @@ __host__ __device__ inline float reciprocal(float x) {
 #endif
 }
 
-// Exact division of numbers below 2^20 by one that is no larger. An integer division takes 20 to 30
+// Exact division by n of integers below 2^20; n is one, too. An integer division takes 20 to 30
 // instructions, and on the way to the first tile each of them is fetched for a single use. The
-// result is exact because the value that is rounded is at least half of 1 / n away from any
+// result is exact because the quotient, before it is rounded, is at least 0.5 / n away from any
 // integer.
 struct Divisor {
     float reciprocal_;
