@@ -310,9 +310,10 @@ struct CombineState {
     }
 };
 
-// Reads splits first, first + step, … of `count` vectors of the rows from `column` on: vector
-// `index`, and, if `all` exist, the following ones at a distance of `apart`. All reads of a batch
-// are in flight together.
+// Adds splits first, first + step, … to `states`, each of which is of one vector of the same two
+// rows. The first is of vector `index`, and each further one, if `all` exist, of a vector that lies
+// `apart` further. `column` is the number of the first of these rows. All reads of a batch of
+// splits are in flight together.
 template <int N, int step, int apart, int count, typename Source>
 __device__ __forceinline__ void combine_some(CombineState (&states)[count], const Source& source,
                                              int index, bool all, int column, int first) {
@@ -330,7 +331,7 @@ __device__ __forceinline__ void combine_some(CombineState (&states)[count], cons
 #pragma unroll
             for (int j = 0; j < count; ++j) x[i][j] = make_uint4(0, 0, 0, 0);
             if (k0 + i * step < source.splits) {
-                // Split 0 lies elsewhere.
+                // The result of split 0 lies elsewhere.
                 const int64_t from = int64_t(i) * step * Source::kStep +
                                      (i == 0 && k0 == 0 ? int64_t(source.first) - source.rest : 0);
                 rows[i] = SplitRows(stats + from);
