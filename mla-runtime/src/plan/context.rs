@@ -187,7 +187,8 @@ pub const MAX_CHUNKS: usize = 1 << 20;
 /// # Errors
 ///
 /// If a limit is zero, if the alignment exceeds `rows` or `max_chunk`, or if the plan would have
-/// more than [`MAX_CHUNKS`] chunks. With `parallel`, the alignment is lcm(align, N·I).
+/// more than [`MAX_CHUNKS`] chunks. With `parallel`, over N ranks with an interleave of I tokens,
+/// the alignment is lcm(align, N·I).
 pub fn plan_chunks(context_lens: &[u32], limits: &ChunkLimits) -> Result<Vec<ContextChunk>> {
     let packer = Packer::new(limits)?;
     let mut chunks = Vec::new();

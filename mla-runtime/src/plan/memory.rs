@@ -618,8 +618,8 @@ impl Regions {
     }
 }
 
-/// The largest row budget W with which the plan fits into `bytes`: a multiple of lcm(page, N·I).
-/// The function ignores `needs.rows`.
+/// The largest row budget W with which the plan fits into `bytes`. It is a multiple of
+/// [`ContextParallel::alignment`], lcm(page, N·I). The function ignores `needs.rows`.
 ///
 /// # Errors
 ///

@@ -12,9 +12,9 @@ pub const MAX_ROWS: u64 = 65536;
 /// the chunk alignment.
 ///
 /// This budget suffices for eight requests of full length and for four pages of every request, up
-/// to the cap of 65536 rows. The alignment is the page size; under context parallelism it is
-/// lcm(page, N·I). The rounding comes last, so the result exceeds 65536 if the alignment does not
-/// divide 65536.
+/// to the cap of 65536 rows. The alignment is the page size; under [context
+/// parallelism](ContextParallel) over N ranks with an interleave of I tokens it is lcm(page, N·I).
+/// The rounding comes last, so the result exceeds 65536 if the alignment does not divide 65536.
 ///
 /// `max_len` is the length of the longest sequence in tokens, `max_requests` the maximum number of
 /// requests in a batch, and `page` the number of tokens in a cache page.
