@@ -100,8 +100,9 @@ struct Layout {
         // times kRatioLift.
         alignas(16) __half ratio[Rows::kScales ? kProbabilityTiles : 1][4][kTileKeys];
         // For each row: the factor that brings its scores to units of log2; its reference maximum;
-        // the factor for earlier sums after the last rise of that maximum. `of_warp` has a message
-        // from each warp.
+        // the factor for earlier sums after the last rise of that maximum. Each warp of the scores
+        // passes on a maximum or sum of each row in `of_warp`, and its largest scale in
+        // `scale_of_warp`.
         alignas(16) float query_scale[N], reference[N], raised_by[N];
         alignas(16) float of_warp[4 * kScoreGroups][N];
         float scale_of_warp[4 * kScoreGroups];
