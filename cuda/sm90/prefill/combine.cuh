@@ -139,11 +139,11 @@ struct Combine {
         float factor[2];
     };
 
-    // log2 of the number of warps that share a line if a CTA has `lines` lines: as many as there
-    // are, with at least four splits each. With few splits, the exchange through shared memory
-    // takes longer than it saves, since its instructions are fetched for it alone. With more than
-    // half of kMaxSplits there are at least two warps for a line: a share of a tile of 128 rows by
-    // 256 values, which has 256 lines, is that small.
+    // log2 of the number of warps that share a line if a CTA combines `lines` lines. A warp takes
+    // at least four splits of a line. With fewer than kSharedFrom splits no line is shared: the
+    // exchange through shared memory takes longer than it saves, since its instructions are fetched
+    // for it alone. With more than half of kMaxSplits at least two warps share a line, because a
+    // CTA then has so few of the tile's lines, 256 at most.
     __device__ static int shift_of(int lines, int splits) {
         int shift = 0;
         if (splits < kSharedFrom) return shift;
