@@ -473,9 +473,10 @@ class SplitPlan {
     };
     __host__ __device__ Prediction predicted(int length) {
         const float factor = reciprocal(float(length));
-        // Items of about this length; those of them that are not empty; query tiles of up to half
-        // of it, and their KV tiles. An empty item takes no KV tiles, but the place of another item
-        // in a wave.
+        // `places` counts the items of about this length, and `items` those of them that are not
+        // empty: an empty item takes no KV tiles, but the place of another item in a wave.
+        // `short_items` counts query tiles of up to half this length, and `short_work` their KV
+        // tiles.
         float places = 0.f, items = 0.f, short_items = 0.f, short_work = 0.f;
 #pragma unroll 1
         for (int begin = 0; begin < batch_.requests; begin += Lanes::kCount) {

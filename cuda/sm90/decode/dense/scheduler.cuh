@@ -262,7 +262,7 @@ class TileScheduler {
 
     // Does the same as `plan` in a fraction of its time, if all requests are equal, and their tiles
     // are kept apart and have groups of their own. Returns false otherwise. A single tile is always
-    // divided, unless it stays whole.
+    // kept apart, without a comparison with the line (`worth`).
     __host__ __device__ bool plan_uniform() {
         const Estimate& g = p_.estimate;
         const int kv_tiles = kv_tiles_of(0);
