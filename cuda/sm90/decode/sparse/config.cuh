@@ -53,8 +53,8 @@ struct Layout {
     static constexpr int kStages = kMaxStages < 20 ? kMaxStages : 20;
     // When a loading warp is at tile t, the output has freed every stage of tile t -
     // kPublishedTiles (ListWalk::publish_tile). The warp's own stage of tile t is at most
-    // kTileStages * kPublishedTiles stages later. At most one use of that stage after the awaited
-    // one can therefore be open.
+    // kTileStages * kPublishedTiles stages later. At most one earlier use of that stage can
+    // therefore be open still: the one for whose end the warp waits.
     static_assert(2 * kStages >= kTileStages * kPublishedTiles,
                   "parity cannot tell uses of a stage apart");
     // A scores warp waits only for the stage of its own keys. It has synchronised with its group in
