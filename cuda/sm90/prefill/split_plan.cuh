@@ -62,7 +62,7 @@ __host__ __device__ inline float reciprocal(float x) {
 #endif
 }
 
-// Exact division by n of integers below 2^20; n is one, too. An integer division takes 20 to 30
+// Exact division of an integer below 2^20 by another one, n. An integer division takes 20 to 30
 // instructions, and on the way to the first tile each of them is fetched for a single use. The
 // result is exact because the quotient, before it is rounded, is at least 0.5 / n away from any
 // integer.
