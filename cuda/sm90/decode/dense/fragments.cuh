@@ -1,4 +1,4 @@
-// Output rows, and how what a thread holds of them lies in vectors of 16 bytes.
+// Output rows, and the order of a thread's output values in vectors of 16 bytes.
 //
 // Output threads store a partial result in vectors of 16 bytes, each with values of two rows, one
 // group of rows after the other. Each vector then has a fixed place, and a slice has few rows. The
