@@ -55,9 +55,9 @@ impl<D: Device> Ready<'_, D> {
         }
     }
 
-    /// Returns the seconds that a plan takes if the host makes it, so that no graph can contain it.
-    /// It is the fastest of several plans, until the plan is on the device. Returns `None` if the
-    /// device plans.
+    /// Returns the seconds until a plan is on the device, if the host makes it. No graph can
+    /// contain such a plan. The result is that of the fastest of several plans. Returns `None` if
+    /// the device plans.
     pub fn planning(&mut self, device: &D) -> Result<Option<f64>> {
         let Self::Decode(work) = self else {
             return Ok(None);
