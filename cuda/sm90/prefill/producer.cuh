@@ -72,9 +72,9 @@ struct Producer {
     }
 
     __device__ void load_query(const WorkTile& work, int consumer, int half) const {
-        // No box may lie wholly behind the last row: if the bounds are far apart, the copy engine
-        // faults on such a box. Rows that do not exist are computed from arbitrary data, and are
-        // not stored.
+        // No box may lie wholly behind the request's last row, because TMA faulted on such boxes. A
+        // box therefore begins at the last row at the latest. The output rows of what it has
+        // instead are not stored.
         const int query = min(work.query + half * kRows, work.query_len - 1);
         const int row = query + p.max_query_len - work.query_len,
                   end = work.query_start + work.query_len;
