@@ -43,8 +43,8 @@ impl<D: Device> OwnedWeights<D> {
     ///
     /// # Errors
     ///
-    /// If a shape or dtype is not that of the problem, if the range has another number of heads or
-    /// exceeds them, or if the device fails.
+    /// If a shape or dtype is not that of the problem, if the range has another number of heads
+    /// than the problem or ends behind the model's last head, or if the device fails.
     pub fn from_split(
         device: &D,
         k_b: TensorRef<'_, D>,
@@ -96,8 +96,8 @@ impl<D: Device> OwnedWeights<D> {
     ///
     /// # Errors
     ///
-    /// If the shape is not that of the problem, if the range has another number of heads or exceeds
-    /// them, or if the device fails.
+    /// If the shape is not that of the problem, if the range has another number of heads than the
+    /// problem or ends behind the model's last head, or if the device fails.
     pub fn from_fp8_blocks(
         device: &D,
         weight: Fp8Blocks<'_, D>,
