@@ -529,17 +529,19 @@ class SplitPlan {
 
     Lengths batch_;
     int ctas_, room_;
-    // KV tiles of the longest and the shortest query tile, and maximum of a split; number of all
-    // query tiles, and of their KV tiles; true if all requests are equally long.
+    // Numbers of KV tiles: of the longest query tile, of the shortest one, and of a split at most.
+    // Then the number of all query tiles, and of all their KV tiles. `uniform_` is true if all
+    // requests are equally long.
     int longest_ = 0, shortest_ = 0, length_ = 1, tiles_ = 0;
     float total_ = 0.f;
     bool uniform_ = false, in_rows_ = false;
     // Items and slots of a request if all requests are as long as the bounds; 0 if their lengths
     // are read.
     int items_of_uniform_ = 0, slots_of_uniform_ = 0;
-    // The current chunk of requests: the index of its first request, the rows of this lane's
-    // request, and totals over the requests before the chunk, over those of the chunk up to this
-    // lane's, and over the whole chunk.
+    // The current chunk of requests. `chunk_` is the index of its first request, and `own_` has the
+    // rows of this lane's request. `before_` has the totals of all requests before the chunk,
+    // `running_` those of the chunk's requests up to this lane's, and `of_chunk_` those of the
+    // whole chunk.
     int chunk_ = 0;
     Rows own_;
     Counts before_ = {}, running_ = {}, of_chunk_ = {};
