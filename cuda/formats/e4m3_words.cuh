@@ -1,5 +1,5 @@
-// Conversion of e4m3 bytes to 16-bit floats. From sm_89 on, an instruction converts them to f16. On
-// every GPU, shifts convert them.
+// Conversion of e4m3 bytes to 16-bit floats: by an instruction for f16 from sm_89 on, otherwise by
+// shifts.
 //
 // Shifts move a byte's exponent and mantissa to their places in T, which gives its value times a
 // power of two. The missing factor is applied to an MMA's sums instead of its operands, which takes

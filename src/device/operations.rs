@@ -590,8 +590,8 @@ impl Cuda {
             let params = head_gemm::params(&a, &b, c, ready)?;
             // SAFETY: the tensors were checked to hold what their layouts say, and the layouts
             // agree. The output is borrowed mutably, so the inputs do not overlap it. The kernel
-            // reads constant weights without waiting (`TensorRef::assume_constant`), and anything
-            // else only if the contract of `gemm_ready` holds.
+            // reads constant weights without waiting (`TensorRef::assume_constant`). It reads other
+            // memory without waiting only under the contract of `gemm_ready`.
             return unsafe { raw::check("gemm", raw::mla_head_gemm(&params, self.raw_stream())) };
         }
         let layout = *c.layout();
