@@ -20,11 +20,11 @@ pub(crate) fn kernels(root: &Path) -> io::Result<Kernels> {
         // Machine code for four targets and PTX take a quarter of the bytes this way. Every driver
         // since that of CUDA 12.4 can load them.
         .flag_for("cuda/{all,sm80}/**/*.cu", "--compress-mode=size")
-        // Later GPUs have no further instruction that these kernels would use, so they get this
-        // PTX, which has run on a Hopper. The registers of prefill are tuned for this PTX. With
-        // nvcc's PTX for other targets, prefill spills.
+        // GPUs without machine code get this PTX, which has run on a Hopper. These kernels would
+        // use no instruction that only later GPUs have. The registers of prefill are tuned for this
+        // PTX. With nvcc's PTX for other targets, prefill spills.
         .ptx_for("cuda/sm80/**/*.cu", "compute_80")
-        // Caches of e4m3 are converted by an instruction that 8.0 lacks.
+        // The exception is the instruction that converts caches of e4m3, which 8.0 lacks.
         .ptx_for("cuda/sm80/decode/instantiations/*_e4m3*.cu", "compute_89")
         // A switch over the cache formats names them all.
         .flag("-Xcompiler=-Werror=switch")

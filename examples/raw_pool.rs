@@ -81,8 +81,8 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: the stream exists, as the caller of `new` promises. It has passed everything when
-        // the pool's address is freed, which happens once. An error of the driver is ignored,
+        // SAFETY: the stream exists, as the caller of `new` promises. All work on it has ended when
+        // the pool's memory is freed, which happens once. An error of the driver is ignored,
         // because the process ends here.
         unsafe {
             let _ = result::stream::synchronize(self.stream);

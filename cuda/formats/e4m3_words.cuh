@@ -34,7 +34,7 @@ struct E4m3Fields<__nv_bfloat16> {
     static constexpr float kRest = 0x1p60f;
 };
 
-// Moved fields are a byte's value times 2^-8, so no operand needs a lift.
+// Shifted fields are a byte's value times 2^-8, so the other operand needs no factor.
 template <>
 struct E4m3Fields<__half> {
     static constexpr int kShift = 1;
@@ -43,14 +43,14 @@ struct E4m3Fields<__half> {
     static constexpr float kRest = 0x1p8f;
 };
 
-// The moved fields of bytes 0 and 2 of a word.
+// The shifted fields of bytes 0 and 2 of a word.
 template <typename T>
 __device__ __forceinline__ uint32_t e4m3_even(uint32_t word) {
     using F = E4m3Fields<T>;
     return ((word << 8) & 0x80008000u) | ((word << (8 - F::kShift)) & F::kMask);
 }
 
-// The moved fields of bytes 1 and 3.
+// The shifted fields of bytes 1 and 3.
 template <typename T>
 __device__ __forceinline__ uint32_t e4m3_odd(uint32_t word) {
     using F = E4m3Fields<T>;

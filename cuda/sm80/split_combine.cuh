@@ -17,15 +17,15 @@ constexpr int64_t kDefaultPatience = 100000;
 
 // Layout: how a CTA's threads hold a tile.
 //   kThreads, kRows             of the CTA
-//   kRowsUnits                  units of the same 16 rows, which follow one another
-//   vector_of(rows, unit)       index, among the CTA's quadruples, of lane 0's in such a unit
+//   kRowsUnits                  number of units of a block of 16 rows, which follow one another
+//   vector_of(rows, unit)       number of the quadruple that lane 0 has in a unit of block `rows`
 //   kFewSplits                  up to this number, splits are added one after another, by one warp
 //   kMinAtOnce                  minimum number of units that a warp sums at the same time if splits
 //                               are few; the maximum is kAtOnce
 //   kTogether, kSplitsAtOnce    units that a warp sums at the same time if splits are many, and
 //                               number of their splits that are in flight
-//   kUnitsOfSlice, kUnitsOfAll  units that are then exchanged between two barriers, by a CTA
-//                               without other work and by any other
+//   kUnitsOfSlice, kUnitsOfAll  also if splits are many: units whose sums are exchanged between two
+//                               barriers, when a CTA combines its slice, and when it combines all
 //   sync()                      a barrier of the CTA
 template <int kRows>
 struct SplitShared {

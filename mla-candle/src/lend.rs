@@ -4,7 +4,7 @@
 //! Readers share it, and a writer holds it alone. candle gives write access to storage only within
 //! its in-place operations, so a lent tensor is written within such an operation. Every storage is
 //! locked once, in the order of addresses. candle's own operations keep this order, too. Two
-//! threads that lend the same tensors can therefore not deadlock.
+//! threads that lend the same tensors therefore cannot deadlock.
 
 mod form;
 mod hold;

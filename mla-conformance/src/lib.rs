@@ -8,8 +8,8 @@
 //!     use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 //!
 //!     mla_conformance::decode_conformance!(CpuDecode, Cpu::new());
-//!     // A second one stands in a module of its own, and what stands before the type goes on every
-//!     // test: `#[ignore = "needs a GPU: cargo test -- --include-ignored"]`, for example.
+//!     // A second line needs a module of its own. An attribute before the type goes on every test,
+//!     // for example `#[ignore = "needs a GPU: cargo test -- --include-ignored"]`.
 //!     mod prefill {
 //!         use super::*;
 //!         mla_conformance::prefill_conformance!(#[cfg(not(miri))] CpuPrefill, Cpu::new());

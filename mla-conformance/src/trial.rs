@@ -30,9 +30,9 @@ pub enum Trial {
     BeyondLimits,
     /// All requests run together, then each one alone, then in this number of random batches of
     /// some of them. The batches are also captured and replayed. Each request must always have the
-    /// bits that it has alone. Random are the requests of a batch, their order, padding, pages, the
-    /// width of the block table and the maximum lengths that the call states. Each request has its
-    /// own numbers.
+    /// bits that it has alone. The requests of a batch are random, and so are their order, padding,
+    /// pages, the width of the block table and the maximum lengths that the call states. Each
+    /// request has its own numbers.
     AmongOthers(u32),
     /// A run in which tensors' addresses and the distances between tokens and between cache rows
     /// are odd multiples of the spec's alignment.

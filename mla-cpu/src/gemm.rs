@@ -30,10 +30,10 @@ const COLUMNS: usize = 128;
 // rows.
 const FEW_ROWS: usize = 2;
 
-// The crate uses special orders of summation for products of one row or one column, of at most two
-// entries, or of at most 256 results. Products of more than 512 entries are summed in parts that
-// depend on the number of rows. The bits of a row would then depend on the other rows. Operands are
-// therefore padded with zeros, and longer ones are multiplied in parts.
+// The `gemm` crate uses special orders of summation for products of one row or one column, of at
+// most two entries, or of at most 256 results. Products of more than 512 entries are summed in
+// parts that depend on the number of rows. The bits of a row would then depend on the other rows.
+// Operands are therefore padded with zeros, and longer ones are multiplied in parts.
 const MIN_ENTRIES: usize = 3;
 const MIN_COLUMNS: usize = 2;
 const MAX_FEW: usize = 256;

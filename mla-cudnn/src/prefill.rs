@@ -311,8 +311,8 @@ impl Cudnn {
             lse_offsets: list(6),
             workspace: std::ptr::null_mut(),
         };
-        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree.
-        // The state's log-sum-exp has room for all query tokens. The lists were written for these
+        // SAFETY: every tensor was checked to hold what its layout says, and the layouts agree. The
+        // state's log-sum-exp has room for all query tokens. The lists were written for these
         // requests and lie within the tensors, or the requests are equal and the plan reads no
         // list.
         unsafe { state.session.run(&key, run) }

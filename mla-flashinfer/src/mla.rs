@@ -271,9 +271,9 @@ impl DecodeBackend for FlashInferMla {
             None => None,
         };
         device.bind()?;
-        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree.
-        // The lists are those of a plan for this batch, and the workspace has the size that the
-        // plan assumes. Pages and lengths keep to the contract of a call, by the caller's promise.
+        // SAFETY: every tensor was checked to hold what its layout says, and the layouts agree. The
+        // lists are those of a plan for this batch, and the workspace has the size that the plan
+        // assumes. Pages and lengths keep to the contract of a call, by the caller's promise.
         let status = unsafe { (self.launch)(&raw const run, device.raw_stream()) };
         check("FLASHINFER_MLA", status)?;
         let Some(target) = target else {

@@ -202,10 +202,10 @@ impl FlashInfer {
         device.bind()?;
         let stream = device.raw_stream();
         if run.key_tokens > 0 {
-            // SAFETY: every tensor was checked to hold what its layout says and the layouts to
-            // agree. The plan is for these numbers of tokens, and the workspace has the size that
-            // the plan was made for. The starts on the device are those of the plan, by the
-            // caller's promise.
+            // SAFETY: every tensor was checked to hold what its layout says, and the layouts agree.
+            // The plan is for these numbers of tokens, and the workspace has the size that the plan
+            // was made for. The starts on the device are those of the plan, by the caller's
+            // promise.
             let status = unsafe { (self.version.launch)(&raw const run, stream) };
             check("FLASHINFER", status)?;
             if let Some(Target { lse, head_stride }) = target {

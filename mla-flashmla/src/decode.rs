@@ -304,10 +304,10 @@ impl DecodeBackend for FlashMla {
             softmax_scale: self.config.softmax_scale,
         };
         device.bind()?;
-        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree,
-        // and the output to have no gaps. The workspaces hold what the header asks for. The lists
-        // are those of a schedule for this batch. Pages and lengths keep to the contract of a call,
-        // by the caller's promise.
+        // SAFETY: every tensor was checked to hold what its layout says, the layouts agree, and the
+        // output has no gaps. The workspaces hold what the header asks for. The lists are those of
+        // a schedule for this batch. Pages and lengths keep to the contract of a call, by the
+        // caller's promise.
         check("FLASHMLA", unsafe {
             ffi::fm_attend(&raw const run, device.raw_stream())
         })?;

@@ -1,8 +1,8 @@
 //! The Cargo features of the package that is being compiled.
 
 /// The features that Cargo declares to the compiler. The attribute runs in the compiler's process
-/// and reads its arguments. There are no features if the process has no such arguments, such as a
-/// macro server of an editor.
+/// and reads its arguments. A process without such arguments, such as an editor's macro server, has
+/// no features.
 pub(crate) fn features() -> Vec<String> {
     read(std::env::args())
 }

@@ -57,8 +57,8 @@ pub(crate) fn feature(text: &str, faults: &mut Vec<Fault>) -> Vec<String> {
 }
 
 /// The fault of a feature that is not in `declared`, the package's features. If the package has no
-/// features, this is a fault only if the text was meant for another key. Otherwise the compiler
-/// itself warns.
+/// features, the compiler itself warns. There is then no fault, unless the feature is one of a
+/// backend, which belongs to the key `features`.
 pub(crate) fn undeclared(feature: &String, declared: &[String]) -> Option<Fault> {
     if declared.contains(feature) {
         return None;

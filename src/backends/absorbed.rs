@@ -228,7 +228,7 @@ pub(super) unsafe fn decode(
     };
     device.bind()?;
     // SAFETY: `params` checked every tensor and array to hold what its layout says, and the layouts
-    // to agree. The contents of the arrays keep to the contract of a call, by the caller's promise.
+    // agree. The contents of the arrays keep to the contract of a call, by the caller's promise.
     // The workspace was allocated zeroed for this many query tokens by the same kernel's query. It
     // is borrowed mutably, so no other launch of this stream uses it at the same time. The status
     // is the launch's own.

@@ -90,7 +90,7 @@ pub(super) unsafe fn prefill(
         params.workspace_bytes = workspace.len();
     }
     device.bind()?;
-    // SAFETY: `params` checked every tensor to hold what its layout says and the layouts to agree.
+    // SAFETY: `params` checked every tensor to hold what its layout says, and the layouts agree.
     // The contents of the arrays keep to the contract of a call, by the caller's promise. The
     // output and the workspace are borrowed mutably. The workspace was allocated zeroed by the same
     // kernel's query. The status is the launch's own.

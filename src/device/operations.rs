@@ -335,7 +335,7 @@ impl Device for Cuda {
         let params = gather_params(self, &cache, &rows, &latent, &rope)?;
         self.bind()?;
         // SAFETY: cache and outputs were checked to hold what their layouts say, and the index
-        // arrays to be as long as the segments need. The kernel itself checks the pages in these
+        // arrays are as long as the segments need. The kernel itself checks the pages in these
         // arrays.
         unsafe {
             raw::check(
@@ -590,8 +590,8 @@ impl Cuda {
             let params = head_gemm::params(&a, &b, c, ready)?;
             // SAFETY: the tensors were checked to hold what their layouts say, and the layouts
             // agree. The output is borrowed mutably, so the inputs do not overlap it. The kernel
-            // reads constant weights without waiting (`TensorRef::assume_constant`), and anything
-            // else only if the contract of `gemm_ready` holds.
+            // reads constant weights without waiting (`TensorRef::assume_constant`). It reads other
+            // memory without waiting only under the contract of `gemm_ready`.
             return unsafe { raw::check("gemm", raw::mla_head_gemm(&params, self.raw_stream())) };
         }
         let layout = *c.layout();
@@ -610,8 +610,8 @@ impl Cuda {
     ) -> Result<()> {
         let params = write_params(self, latent, rope, slots, cache, rotation)?;
         self.bind()?;
-        // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree.
-        // The kernel itself checks slots and positions against the cache and the tables.
+        // SAFETY: every tensor was checked to hold what its layout says, and the layouts agree. The
+        // kernel itself checks slots and positions against the cache and the tables.
         unsafe {
             raw::check(
                 "write cache",

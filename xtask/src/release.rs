@@ -1,5 +1,6 @@
-//! Makes the packages of a release that contain compiled kernels, one for each family. Builds of
-//! mla-kernels from a registry then need neither nvcc nor CUTLASS nor libclang.
+//! Makes the packages of a release that contain compiled kernels: one for each family, and a second
+//! one for the decode kernels of `sm80`. Builds of mla-kernels from a registry then need neither
+//! nvcc nor CUTLASS nor libclang.
 
 #[path = "../../src/drivers.rs"]
 mod drivers;

@@ -181,9 +181,9 @@ class Gemms {
             if (__any_sync(~0u, ((nan[0] | nan[1]) & 0x80808080u) != 0)) spread_nan(s, nan);
     }
 
-    // The factor of P of a token of the tile for `column_group`. A scale that is no finite number
-    // counts as 0. The token's scores are not finite either, so P is NaN in rows that see it, and
-    // stays 0 in the others.
+    // The factor by which P of one of the tile's tokens is multiplied for `column_group`: the
+    // token's scale. A scale that is no finite number counts as 0. The token's scores are not
+    // finite either, so P is NaN in rows that see it, and stays 0 in the others.
     __device__ float value_scale(const char* stage, int token, int column_group) const {
         const float scale = *reinterpret_cast<const float*>(
             stage + token * p_.pitch + C::kScaleOffset + column_group * C::kScaleStride);

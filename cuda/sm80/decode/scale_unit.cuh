@@ -7,9 +7,9 @@
 // two, so it adds no rounding.
 //
 // P is up to 2^7 (2^15 while its reference follows lazily), and s * unit up to 1, so no operand
-// overflows. Operands of 2^-14 and more have f16's 11 bits. Smaller ones lose at most 2^-25, which
-// is 2^-32 times the group's largest scale times the largest byte. A row whose weight lies on
-// tokens with scales of 2^-20 of the largest still has 12 bits.
+// overflows. Operands of 2^-14 and more have f16's 11 bits. Smaller ones lose at most 2^-25.
+// Relative to P of 2^7 with the group's largest scale, that is about 2^-32. If all tokens that
+// matter to a row have scales of 2^-20 of the largest, its output still has 12 bits.
 #pragma once
 
 #include "ptx/sm80.cuh"

@@ -9,8 +9,8 @@
 
 namespace mla::sm80::prefill {
 
-// This is more than the number of cycles that a CTA takes for a KV tile. A CTA that has its SM for
-// itself may be done that much earlier than others, and then has to wait for them.
+// Patience for each KV tile of a split, in cycles: more than a KV tile takes. A CTA that has its SM
+// for itself may end long before the others, and then has to wait while they work.
 constexpr int64_t kCyclesOfKvTile = 10000;
 // Minimum number of KV tiles for a CTA of many rows. Fewer are not worth a CTA.
 constexpr int kMinKvTiles = 2;

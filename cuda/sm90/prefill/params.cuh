@@ -18,10 +18,10 @@ namespace mla::sm90::prefill {
 // takes 30 instructions. On the way to the first tile, each of these instructions would be fetched
 // for a single use.
 
-// Divisors for tiles in the order of scheduler.cuh: `request_block` for the tiles of a block of
-// requests, `head_block` for those of a block of heads within it, `heads` for the heads of such a
-// block, and `requests` for the requests of a block. Index 1 is for the last blocks, which may have
-// fewer requests and fewer heads.
+// Divisors for tiles in the order of scheduler.cuh. `request_block` is the number of tiles in a
+// block of requests, and `head_block` that in a block of heads within it. `heads` and `requests`
+// are the numbers of heads and of requests in these blocks. Index 1 is for the last blocks, which
+// may have fewer requests and fewer heads.
 struct UniformTiles {
     cutlass::FastDivmod request_block, head_block[2], heads[2], requests[2];
     int count;
@@ -46,7 +46,7 @@ struct KernelParams {
     int *claimed, *left, *arrived;
     // Partial results of kQueries rows each. `partial_out` has sums of weights times values, as
     // [slot, warp, V / 8, lane] of 4 f32 in the order of registers. `partial_sum` has pairs
-    // (reference, sum of weights), as [slot, warp, row % 8] of two rows each.
+    // (reference maximum, sum of weights), as [slot, warp, row % 8] of two rows each (softmax.cuh).
     float4 *partial_out, *partial_sum;
     int slots;
     // Number of CTAs of the launch.

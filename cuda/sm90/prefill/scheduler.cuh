@@ -4,12 +4,12 @@
 // A query tile has 128 query rows of a request and a head. The tiles of a request are numbered from
 // its first rows on. Under causal attention, the cost of a tile grows with its number. Tiles are
 // therefore handed out from the highest number in any request down to 0. The rest of a tile's cost
-// is that of the context, and tile 0 sees nothing but the context. Requests are therefore put into
-// buckets by the number of KV tiles that their tile 0 sees, rounded up to a power of two. This
-// approximates longest processing time first: the longest tiles come first and the last ones are
-// short, whatever the mix of lengths. Requests with less than a small share of a CTA's work stay in
-// their own order. It matters little when they come, and among longer tiles the loads and stores of
-// a short one are hidden. A counter hands tiles out, because CTAs run at different speeds.
+// is that of the context, and tile 0 sees little else. Requests are therefore put into buckets by
+// the number of KV tiles that their tile 0 sees, rounded up to a power of two. This approximates
+// longest processing time first: the longest tiles come first and the last ones are short, whatever
+// the mix of lengths. Requests with less than a small share of a CTA's work stay in their own
+// order. It matters little when they come, and among longer tiles the loads and stores of a short
+// one are hidden. A counter hands tiles out, because CTAs run at different speeds.
 //
 // If all heads ran at once, the keys of all heads would be read between two tiles of one head. The
 // L2 swizzle therefore takes heads in blocks. A block is so small that its keys stay in the L2

@@ -63,9 +63,9 @@ __host__ __device__ inline float reciprocal(float x) {
 #endif
 }
 
-// Exact division of numbers below 2^20 by one that is no larger. An integer division takes 20 to 30
+// Exact division of an integer below 2^20 by another one, n. An integer division takes 20 to 30
 // instructions, and on the way to the first tile each of them is fetched for a single use. The
-// result is exact because the value that is rounded is at least half of 1 / n away from any
+// result is exact because the quotient, before it is rounded, is at least 0.5 / n away from any
 // integer.
 struct Divisor {
     float reciprocal_;
@@ -474,9 +474,10 @@ class SplitPlan {
     };
     __host__ __device__ Prediction predicted(int length) {
         const float factor = reciprocal(float(length));
-        // Items of about this length; those of them that are not empty; query tiles of up to half
-        // of it, and their KV tiles. An empty item takes no KV tiles, but the place of another item
-        // in a wave.
+        // `places` counts the items of about this length, and `items` those of them that are not
+        // empty: an empty item takes no KV tiles, but the place of another item in a wave.
+        // `short_items` counts query tiles of up to half this length, and `short_work` their KV
+        // tiles.
         float places = 0.f, items = 0.f, short_items = 0.f, short_work = 0.f;
 #pragma unroll 1
         for (int begin = 0; begin < batch_.requests; begin += Lanes::kCount) {
@@ -529,17 +530,19 @@ class SplitPlan {
 
     Lengths batch_;
     int ctas_, room_;
-    // KV tiles of the longest and the shortest query tile, and maximum of a split; number of all
-    // query tiles, and of their KV tiles; true if all requests are equally long.
+    // Numbers of KV tiles: of the longest query tile, of the shortest one, and of a split at most.
+    // Then the number of all query tiles, and of all their KV tiles. `uniform_` is true if all
+    // requests are equally long.
     int longest_ = 0, shortest_ = 0, length_ = 1, tiles_ = 0;
     float total_ = 0.f;
     bool uniform_ = false, in_rows_ = false;
     // Items and slots of a request if all requests are as long as the bounds; 0 if their lengths
     // are read.
     int items_of_uniform_ = 0, slots_of_uniform_ = 0;
-    // The current chunk of requests: the index of its first request, the rows of this lane's
-    // request, and totals over the requests before the chunk, over those of the chunk up to this
-    // lane's, and over the whole chunk.
+    // The current chunk of requests. `chunk_` is the index of its first request, and `own_` has the
+    // rows of this lane's request. `before_` has the totals of all requests before the chunk,
+    // `running_` those of the chunk's requests up to this lane's, and `of_chunk_` those of the
+    // whole chunk.
     int chunk_ = 0;
     Rows own_;
     Counts before_ = {}, running_ = {}, of_chunk_ = {};

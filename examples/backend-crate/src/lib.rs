@@ -98,9 +98,9 @@ impl DecodeBackend for Naive {
             softmax_scale: self.0.softmax_scale,
         };
         device.bind()?;
-        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree.
-        // The output is borrowed mutably. Starts, lengths and pages keep to the contract of a call,
-        // by the caller's promise. The launch reads nothing beyond them.
+        // SAFETY: every tensor was checked to hold what its layout says, and the layouts agree. The
+        // output is borrowed mutably. Starts, lengths and pages keep to the contract of a call, by
+        // the caller's promise. The launch reads nothing beyond them.
         match unsafe { ffi::naive_decode(&params, device.raw_stream()) } {
             0 => Ok(()),
             status => Err(Error::Device {

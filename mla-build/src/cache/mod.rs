@@ -115,9 +115,9 @@ pub(crate) struct Dependency {
 }
 
 impl DependencySet {
-    /// Makes a set of a depfile's files. `Err` names a file that cannot be read, or one that the
-    /// compiler may not have seen. The latter came at `trusted` (time since 1970) or later, and an
-    /// include may refer to it.
+    /// Makes a set of a depfile's files. `Err` names a file that cannot be read, or a file to which
+    /// an include may refer, but which changed at the time `trusted` (since 1970) or later. The
+    /// compiler may not have seen it as it is now.
     pub(crate) fn new(
         files: &[PathBuf],
         roles: &Roles,

@@ -33,7 +33,8 @@ pub(crate) unsafe trait Unit: Copy + Send {
     /// Releases the tile registers, so that context switches need not save them.
     fn release(self);
 
-    /// Computes `c[i][j] = c[i][j]? + Σ a[i] · b[j]` over `steps` steps of 32.
+    /// Sets `c[i][j]` to the sum of `a[i] · b[j]` over `steps` steps of 32, or adds the sum to it,
+    /// as `kernel` says.
     ///
     /// # Safety
     ///

@@ -84,8 +84,9 @@ pub(crate) struct Widths {
     pub(crate) value: usize,
     /// True if a value is the first part of its key.
     pub(crate) shared: bool,
-    /// True if a row has the same place in every unit. A remainder of up to eight rows may then be
-    /// summed in another order than the rest. A row's result still does not depend on other rows.
+    /// True if a row has the same number in its unit of work whatever the batch is. The last rows
+    /// of a unit, up to eight, may then be summed in another order than the rest, and still a row's
+    /// result does not depend on other rows.
     pub(crate) fixed_rows: bool,
 }
 

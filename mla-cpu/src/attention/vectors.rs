@@ -36,8 +36,8 @@ const ROWS: usize = 8;
 const HALF: usize = LANES / 2;
 const COLUMNS: usize = 3;
 
-// Returns the number of groups of sixteen rows to multiply. Also returns true if up to eight rows
-// remain that can take two lanes each. These need steps in whole registers.
+// Returns the number of groups of sixteen rows to multiply, and true if the remaining rows take two
+// lanes each. They do if there are one to eight of them and `steps` is a multiple of sixteen.
 fn sixteens(rows: usize, steps: usize) -> (usize, bool) {
     let half = (1..=HALF).contains(&(rows % LANES)) && steps.is_multiple_of(LANES);
     match half {

@@ -2,10 +2,10 @@
 //! to.
 //!
 //! DeepSeek-V3.2 and GLM-5 score every cached token for every query token, with a small attention
-//! of its own. They attend to the `topk` tokens with the highest scores. In addition to the layer's
-//! cache there is an [index cache](IndexCacheLayout) with one quantised key per token. Index heads
-//! are numbered h, and t is a token of a request. Index keys have D values, and the first R of them
-//! are rotary:
+//! of their own. They attend to the `topk` tokens with the highest scores. In addition to the
+//! layer's cache there is an [index cache](IndexCacheLayout) with one quantised key per token.
+//! Index heads are numbered h, and t is a token of a request. Index keys have D values, and the
+//! first R of them are rotary:
 //!
 //! ```text
 //! key      k[t]      = quantise(H(rope(LayerNorm(W_k · x[t]))))            [D] e4m3, one f32 scale

@@ -262,8 +262,8 @@ impl StepPlan {
     /// # Errors
     ///
     /// If a request contradicts itself or has too few pages. If two requests write to one page, or
-    /// if one reads it at another place of its own. If the workspace's limits have no room for the
-    /// requests.
+    /// if a request has a page at one index that another request writes at another index. If the
+    /// workspace's limits have no room for the requests.
     pub fn new<P, D, T>(
         workspace: &Workspace<P, D>,
         requests: &[StepRequest<'_, T>],

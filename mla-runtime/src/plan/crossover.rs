@@ -514,9 +514,10 @@ mod tests {
 
     #[test]
     fn times_and_crossovers_are_those_that_were_measured_on_an_h200() {
-        // The crossovers are those of the whole layer: heads, context, crossover (BENCHMARKS.md;
-        // for 32 heads from the steps' times). The times are those of each form's sequence of
-        // steps: new tokens, µs absorbed, µs expanded without a cache write (docs/log/layer.md).
+        // A row has heads, context, and the layer's measured crossover (BENCHMARKS.md; with 32
+        // heads it follows from the times). Behind these are the measured times of each form's
+        // steps for two numbers of new tokens (docs/log/layer.md): tokens, µs of the absorbed form,
+        // µs of the expanded form without its cache write.
         for (heads, context, crossover, times) in [
             (8, 8192, 139.0, [(192, 70.3, 62.4), (256, 83.2, 64.5)]),
             (8, 32768, 157.0, [(128, 137.3, 156.1), (256, 244.1, 172.4)]),

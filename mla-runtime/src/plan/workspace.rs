@@ -3,13 +3,13 @@
 use super::parallel::ContextParallel;
 use crate::{Error, Result};
 
-/// The maximum of the customary row budget. A larger workspace no longer pays. With 64 Ki rows a
-/// chunk is long enough for attention and expansion to run at full speed. The expanded keys and
-/// values of DeepSeek-V3 (128 heads, bf16) then take about 5 GiB.
+/// The maximum that [`row_budget`] returns, before rounding. A larger workspace does not pay: with
+/// 64 Ki rows a chunk is long enough for attention and expansion to run at full speed. The expanded
+/// keys and values of DeepSeek-V3 (128 heads, bf16) then take about 5 GiB.
 pub const MAX_ROWS: u64 = 65536;
 
-/// The customary row budget W: min(max(8·`max_len`, 4·`max_requests`·`page`), 65536), rounded up
-/// to the chunk alignment.
+/// The customary row budget W: min(max(8·`max_len`, 4·`max_requests`·`page`), 65536), rounded up to
+/// the chunk alignment.
 ///
 /// This budget suffices for eight requests of full length and for four pages of every request, up
 /// to the cap of 65536 rows. The alignment is the page size, and under context parallelism

@@ -100,10 +100,10 @@ impl DecodeBackend for MmaMlaSparse {
         };
         device.bind()?;
         // SAFETY: `params` checked every tensor and array to hold what its layout says, and the
-        // layouts to agree. The kernel itself skips slots that the cache does not have. The
-        // contents of the batch's arrays keep to the contract of a call, by the caller's promise.
-        // The workspace was allocated zeroed and is borrowed mutably, so no other launch of this
-        // stream uses it at the same time.
+        // layouts agree. The kernel itself skips slots that the cache does not have. The contents
+        // of the batch's arrays keep to the contract of a call, by the caller's promise. The
+        // workspace was allocated zeroed and is borrowed mutably, so no other launch of this stream
+        // uses it at the same time.
         unsafe {
             raw::check(
                 "sparse attention",

@@ -18,7 +18,7 @@ impl IndexDevice for Cuda {
         let params = keys_params(self, config, keys)?;
         self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
-        // to agree. The kernel itself skips slots that the cache does not have.
+        // agree. The kernel itself skips slots that the cache does not have.
         unsafe {
             raw::check(
                 "index keys",
@@ -44,7 +44,7 @@ impl IndexDevice for Cuda {
             .map_or(std::ptr::null(), std::ptr::from_ref);
         self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
-        // to agree. Caches and quantised queries are borrowed mutably, so they do not overlap each
+        // agree. Caches and quantised queries are borrowed mutably, so they do not overlap each
         // other or any input.
         unsafe {
             raw::check(
@@ -61,7 +61,7 @@ impl IndexDevice for Cuda {
     ) -> Result<()> {
         let params = queries_params(self, config, queries)?;
         self.bind()?;
-        // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree.
+        // SAFETY: every tensor was checked to hold what its layout says, and the layouts agree.
         unsafe {
             raw::check(
                 "index queries",
@@ -118,7 +118,7 @@ impl IndexDevice for Cuda {
         };
         self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
-        // to agree. The kernel itself skips pages that the cache does not have, and columns that do
+        // agree. The kernel itself skips pages that the cache does not have, and columns that do
         // not exist.
         unsafe {
             raw::check(
@@ -166,7 +166,7 @@ impl IndexDevice for Cuda {
         };
         self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
-        // to agree.
+        // agree.
         unsafe { raw::check("top-k", raw::mla_topk_sm90(&params, self.raw_stream())) }
     }
 }

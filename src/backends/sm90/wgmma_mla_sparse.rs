@@ -78,8 +78,8 @@ impl DecodeBackend for WgmmaMlaSparse {
         };
         device.bind()?;
         // SAFETY: `params` checked every tensor and array to hold what its layout says, and the
-        // layouts to agree. The kernel itself skips slots that the cache does not have. The
-        // contents of the batch's arrays keep to the contract of a call, by the caller's promise.
+        // layouts agree. The kernel itself skips slots that the cache does not have. The contents
+        // of the batch's arrays keep to the contract of a call, by the caller's promise.
         unsafe {
             raw::check(
                 "sparse attention",

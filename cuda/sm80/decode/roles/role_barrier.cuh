@@ -1,7 +1,7 @@
 // The barrier at which score warps and output warps hand over KV tiles, P and statistics. All warps
 // synchronise there once per tile.
 //
-//   score warps:   scores of tile t + 1          | have left P of t + 1
+//   score warps:   scores of tile t + 1          | have stored P of t + 1
 //   output warps:  output of tile t, copies      | have read P of t and the tile, t + 2 has arrived
 //
 // P has two buffers. A tile's stage is free after the barrier that follows its output. No role is

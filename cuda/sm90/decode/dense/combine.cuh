@@ -331,7 +331,7 @@ __device__ __forceinline__ void combine_some(CombineState (&states)[count], cons
 #pragma unroll
             for (int j = 0; j < count; ++j) x[i][j] = make_uint4(0, 0, 0, 0);
             if (k0 + i * step < source.splits) {
-                // Split 0 lies elsewhere.
+                // The result of split 0 lies elsewhere.
                 const int64_t from = int64_t(i) * step * Source::kStep +
                                      (i == 0 && k0 == 0 ? int64_t(source.first) - source.rest : 0);
                 rows[i] = SplitRows(stats + from);

@@ -51,9 +51,9 @@ struct Context {
         else
             return int(blockIdx.x) / C::kGroupCtas;
     }
-    // Position in a list that has an entry for each CTA. In group g, the CTA with this one's rank
-    // has entry g * kGroupStep + list_offset(). The step is a constant, whatever the number of CTAs
-    // of a group.
+    // Order of a list with an entry for each CTA of the launch. Entry g * kGroupStep +
+    // list_offset() is that of the CTA with this CTA's rank in group g. The step is known at
+    // compile time, even if the number of CTAs of a group is not.
     static constexpr int kGroupStep = kAny ? 1 : C::kGroupCtas;
     __device__ int list_offset() const { return kAny ? rank * groups() : rank; }
 

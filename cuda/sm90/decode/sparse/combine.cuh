@@ -50,8 +50,9 @@ struct HeadWeights {
     }
 
     // Makes the weights of a head from its maximum and sum in each CTA. Lane k of kLanes has those
-    // of CTA k; if there is no CTA k (`is_there`), it has minus infinity and 0. The values of CTA k
-    // are still to be multiplied by `scale`. Writes the head's log-sum-exp if this CTA `owns()` it.
+    // of CTA k; if there is no CTA k (`is_there`), it has minus infinity and 0. Each weight
+    // includes `scale`, a factor that CTA k's values lack. Writes the head's log-sum-exp if this
+    // CTA `owns()` it.
     template <int kLanes, class Owns>
     __device__ __forceinline__ void make(const KernelParams& p, const WorkItem& item, int head,
                                          int k, bool is_there, float maximum, float sum,

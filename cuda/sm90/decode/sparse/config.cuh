@@ -53,8 +53,8 @@ struct Layout {
     static constexpr int kStages = kMaxStages < 20 ? kMaxStages : 20;
     // When a loading warp is at tile t, the output has freed every stage of tile t -
     // kPublishedTiles (ListWalk::publish_tile). The warp's own stage of tile t is at most
-    // kTileStages * kPublishedTiles stages later. At most one use of that stage after the awaited
-    // one can therefore be open.
+    // kTileStages * kPublishedTiles stages later. At most one earlier use of that stage can
+    // therefore be open still: the one for whose end the warp waits.
     static_assert(2 * kStages >= kTileStages * kPublishedTiles,
                   "parity cannot tell uses of a stage apart");
     // A scores warp waits only for the stage of its own keys, so it does not wait for every use of
@@ -101,8 +101,9 @@ struct Layout {
         // times kRatioLift.
         alignas(16) __half ratio[Rows::kScales ? kProbabilityTiles : 1][4][kTileKeys];
         // For each row: the factor that brings its scores to units of log2; its reference maximum;
-        // the factor for earlier sums after the last rise of that maximum. `of_warp` has a message
-        // from each warp.
+        // the factor for earlier sums after the last rise of that maximum. Each warp of the scores
+        // passes on a maximum or sum of each row in `of_warp`, and its largest scale in
+        // `scale_of_warp`.
         alignas(16) float query_scale[N], reference[N], raised_by[N];
         alignas(16) float of_warp[4 * kScoreGroups][N];
         float scale_of_warp[4 * kScoreGroups];

@@ -18,8 +18,9 @@ struct Producer {
         walk.run([&](uint32_t taken, int keys) { copy(taken, keys); });
     }
 
-    // Copies this warp's stage of a tile. If the stage has fewer keys than rows, the last row is
-    // copied again. All values are then finite, as they have to be even if the probability is zero.
+    // Copies this warp's stage of a tile. If the stage has fewer keys than rows, the last key's row
+    // is copied to the other rows, too. Their probability is zero, but zero times an old NaN would
+    // be NaN.
     __device__ void copy(uint32_t taken, int keys) {
         const int first = walk.warp * kStageKeys, lane = walk.lane;
         if (first < keys) {

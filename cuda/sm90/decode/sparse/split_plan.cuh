@@ -28,9 +28,9 @@ struct LaunchPlan {
     int blocks = 0;
 };
 
-// There is nearly always one launch. After the device has been filled a whole number of times, few
-// items may be left. If whole lists would keep few SMs busy with them, they get a launch of their
-// own.
+// There is nearly always one launch. The items that are left after whole waves may be few. With a
+// CTA each they would keep few SMs busy, so they get a launch of their own, in which the CTAs of a
+// cluster share an item.
 struct LaunchPlans {
     LaunchPlan all[2];
     int count = 1;

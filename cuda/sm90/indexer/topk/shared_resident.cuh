@@ -92,7 +92,8 @@ __device__ __forceinline__ Threshold find_threshold(const Cluster& cluster, Shar
     }
 }
 
-// Numbers of keys in the CTAs before this one: keys above the threshold, and chosen keys inside.
+// Numbers of keys in the CTAs before this one: keys above the threshold's range, and those inside
+// it. If all keys inside are chosen, they count as keys above.
 struct Before {
     uint32_t above, inside;
 };
@@ -136,9 +137,10 @@ __device__ __forceinline__ void choose_kept(Shared& s, const Buffers& buffers,
     float* own = buffers.row();
     const Threshold t = find_threshold(cluster, s, own, count, p.topk, row.seen, estimate);
 
-    // If many keys are equal, those of the lowest positions are chosen, from a bitmap of their own.
-    // If few keys are inside, they become pairs of key and position. Larger pairs are chosen
-    // earlier.
+    // All keys above the threshold's range are chosen. If only some keys inside the range are,
+    // there are two cases. Few keys become pairs of key and position, and the largest pairs are
+    // chosen. Many keys are all equal; a bitmap marks them, and those of the lowest positions are
+    // chosen.
     const bool whole = t.inside == t.wanted, tied = !whole && t.inside > kMaxInside;
     uint64_t* pairs = reinterpret_cast<uint64_t*>(s.bins + kBins) - kMaxInside;
     uint32_t* equal = buffers.tied(p.shared_resident);

@@ -90,10 +90,10 @@ struct Fp8Scores {
                  kv_tile < end; kv_tile += C::kScoreGroups) {
                 const uint32_t number = kv_tiles + kv_tile - begin;
                 float d[N / 2];
-                // With five stages, a group waits for every second use of a stage. The use before
-                // this one was five KV tiles ago, and is over. After it, the other group published
-                // the maxima of the third KV tile before this one, and this group has waited for
-                // them.
+                // With five stages, this group waits only for every second use of a stage. The wait
+                // is right if the use between them is over. That was five KV tiles ago, by the
+                // other group. After it, the other group published the maxima of the third KV tile
+                // before this one, and this group has waited for them.
                 s.latent_full[ring.stage].wait(ring.phase);
                 multiply(d, c.latent_stage(ring.stage), latent_from, rope_from);
                 // True if a token that only later query tokens see has a NaN. The scores of this

@@ -97,9 +97,10 @@ struct PlainCacheProducer {
         rope.advance(1);
     }
 
-    // Called by the thread that fills the rings. It is the only thread that waits for every use of
-    // a stage. A wait tells a phase from the next one, but not from the one after that. For the
-    // same reason, this thread waits until the queries of the previous work item have been taken.
+    // Called by the thread that fills the rings, before the KV tiles of a work item. A wait tells a
+    // phase from the next one, but not from the one after that. This thread therefore waits for
+    // every use of a stage, as no other thread does. For the same reason, it waits until the
+    // queries of the previous work item have been taken.
     __device__ void make_room_for_held(LatentState& latent, RopeState& rope, uint32_t held) const {
         if constexpr (C::kHeldPanels > 0) {
             // The first held queries go to stages that are free from the start, so their copy does
