@@ -7,84 +7,76 @@
 
 use mla_runtime::spec::Run;
 
+use super::RUN_ON;
 use crate::backends::template::dense_backend;
 
 // GPUs that have run MMA_MLA_PER_TOKEN.
 const NOT_YET: &[Run] = &[];
 
-dense_backend! {
+// A backend of this kernel: the caches and rows that it takes together, and what else differs.
+macro_rules! portable_backend {
+    (
+        $(#[$about:meta])*
+        $backend:ident, name = $name:tt, run_on = $run_on:tt, kv = $kv:tt, cache_dims = $rows:tt,
+        features = $features:tt
+    ) => {
+        dense_backend! {
+            $(#[$about])*
+            $backend: super::kernel::Portable,
+            feature = "sm80",
+            name = $name,
+            provider = "native",
+            sm = "80+",
+            compiled = crate::raw::compiled::SM80,
+            run_on = $run_on,
+            dtypes = "f16,bf16",
+            kv = $kv,
+            cache_dims = $rows,
+            heads = "1..=128",
+            page_sizes = "x16",
+            query_len = "ragged",
+            // The maximum of the C interface: `query_len` in mla.h.
+            max_query_len = 16,
+            alignment = 16,
+            graphs = "always",
+            dependent_launch = true,
+            features = $features,
+            priority = "50"
+        }
+    };
+}
+
+portable_backend! {
     /// Dense absorbed decode on every GPU since Ampere.
     ///
     /// It takes 1 to 128 heads, up to 16 query tokens per request, and pages of any multiple of 16.
     /// Caches have the queries' dtype, or e4m3 with one scale.
-    MmaMla: super::kernel::Portable,
-    feature = "sm80",
+    MmaMla,
     name = "MMA_MLA",
-    provider = "native",
-    sm = "80+",
-    compiled = crate::raw::compiled::SM80,
-    run_on = super::RUN_ON,
-    dtypes = "f16,bf16",
+    run_on = RUN_ON,
     kv = "f16,bf16,fp8",
     cache_dims = "(512,64)|(256,64)|(256,32)|(512,0)",
-    heads = "1..=128",
-    page_sizes = "x16",
-    query_len = "ragged",
-    // The maximum of the C interface: `query_len` in mla.h.
-    max_query_len = 16,
-    alignment = 16,
-    graphs = "always",
-    dependent_launch = true,
-    features = "deterministic,nan_propagation,strided_outputs,split_cache,non_causal",
-    priority = "50"
+    features = "deterministic,nan_propagation,strided_outputs,split_cache,non_causal"
 }
 
-dense_backend! {
+portable_backend! {
     /// Dense absorbed decode like `MmaMla`, for caches of `fp8_ds_mla`. Only its rows of dimensions
     /// (512, 64) are a multiple of 16 bytes.
-    MmaMlaDs: super::kernel::Portable,
-    feature = "sm80",
+    MmaMlaDs,
     name = "MMA_MLA_DS",
-    provider = "native",
-    sm = "80+",
-    compiled = crate::raw::compiled::SM80,
-    run_on = super::RUN_ON,
-    dtypes = "f16,bf16",
+    run_on = RUN_ON,
     kv = "fp8_ds_mla",
     cache_dims = "(512,64)",
-    heads = "1..=128",
-    page_sizes = "x16",
-    query_len = "ragged",
-    // The maximum of the C interface: `query_len` in mla.h.
-    max_query_len = 16,
-    alignment = 16,
-    graphs = "always",
-    dependent_launch = true,
-    features = "deterministic,nan_propagation,strided_outputs,non_causal",
-    priority = "50"
+    features = "deterministic,nan_propagation,strided_outputs,non_causal"
 }
 
-dense_backend! {
+portable_backend! {
     /// Dense absorbed decode like `MmaMla`, for caches of `fp8_per_token`. The row pitch is a
     /// multiple of 16 bytes, at least 656.
-    MmaMlaPerToken: super::kernel::Portable,
-    feature = "sm80",
+    MmaMlaPerToken,
     name = "MMA_MLA_PER_TOKEN",
-    provider = "native",
-    sm = "80+",
-    compiled = crate::raw::compiled::SM80,
     run_on = NOT_YET,
-    dtypes = "f16,bf16",
     kv = "fp8_per_token",
     cache_dims = "(512,64)",
-    heads = "1..=128",
-    page_sizes = "x16",
-    query_len = "ragged",
-    // The maximum of the C interface: `query_len` in mla.h.
-    max_query_len = 16,
-    alignment = 16,
-    graphs = "always",
-    dependent_launch = true,
-    features = "deterministic,nan_propagation,strided_outputs,non_causal",
-    priority = "50"
+    features = "deterministic,nan_propagation,strided_outputs,non_causal"
 }
