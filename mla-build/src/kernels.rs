@@ -216,8 +216,10 @@ impl Kernels {
     /// Sets the file that describes how kernels are launched, for the [code](Self::code).
     ///
     /// It is a file of JSON, relative to the package, with a list of `{"kernel", "source",
-    /// "parameters", "launch"}`. `kernel` is a glob of C++ names. A kernel without a row is
-    /// described only by its parameters' sizes.
+    /// "parameters", "launch"}`. `kernel` is a glob of C++ names. `structures` names the files of
+    /// structures that the bindings lack, `fields` gives expressions of fields, and `each` makes a
+    /// row of every combination of texts. A kernel without a row is described only by its
+    /// parameters' sizes.
     pub fn launches(mut self, file: impl Into<PathBuf>) -> Self {
         self.launches = Some(file.into());
         self

@@ -58,3 +58,5 @@ pub use crate::attend::{
 pub use crate::config::{Config, Limits};
 pub use crate::lend::{Lending, Lent, LentMut};
 pub use crate::module::MlaAttention;
+/// The crate whose problems, requests and limits these functions take.
+pub use mla_runtime as runtime;

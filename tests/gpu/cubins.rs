@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
 
+use cudarc::driver::sys::{CUfunction_attribute_enum as Function, CUlaunchAttributeID as Id};
 use cudarc::driver::{result, sys};
+use half::bf16;
 use mla_kernels::Cuda;
 use mla_runtime::tensor::Memory as _;
 use serde_json::{Value, json};
@@ -18,7 +20,7 @@ use crate::common::{download, gpu, upload};
 /// The numbers of a call by name, such as `p.tokens`.
 type Numbers = BTreeMap<String, i64>;
 
-/// An expression of whole numbers with `+`, `-`, `*`, `/` rounding up, and parentheses.
+/// An expression of whole numbers, as `mla_build::code::Launch` says what is in one.
 struct Expression<'a> {
     rest: &'a str,
     numbers: &'a Numbers,
@@ -74,10 +76,24 @@ impl<'a> Expression<'a> {
             return value;
         }
         let rest = self.rest.trim_start();
-        let is_part = |c: char| c.is_ascii_alphanumeric() || "._".contains(c);
+        let is_part = |c: char| c.is_ascii_alphanumeric() || "._[]".contains(c);
         let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
         let (name, behind) = rest.split_at(end);
         self.rest = behind;
+        if self.take(&['(']).is_some() {
+            let mut values = vec![self.sum()];
+            while self.take(&[',']).is_some() {
+                values.push(self.sum());
+            }
+            assert_eq!(self.take(&[')']), Some(')'), "{}", self.rest);
+            return match (name, &values[..]) {
+                ("min", &[a, b]) => a.min(b),
+                ("max", &[a, b]) => a.max(b),
+                ("exp2", &[a]) => 1 << a,
+                ("log2", &[a]) => (0..).find(|&n| 1 << n >= a).unwrap(),
+                _ => panic!("no function of {} numbers is called {name:?}", values.len()),
+            };
+        }
         let number = name
             .parse()
             .ok()
@@ -93,7 +109,59 @@ struct Launch {
     parameters: Vec<Vec<u8>>,
     grid: [u32; 3],
     block: [u32; 3],
+    cluster: [u32; 3],
     shared: u32,
+    dependent: bool,
+    maps: Vec<TensorMap>,
+}
+
+/// A tensor map, ready to be encoded into its place in a parameter.
+#[derive(Debug, PartialEq, Eq)]
+struct TensorMap {
+    parameter: usize,
+    offset: usize,
+    kind: String,
+    address: i64,
+    extents: Vec<u64>,
+    strides: Vec<u64>,
+    boxes: Vec<u32>,
+    /// The swizzle, the promotion in L2 and the value outside.
+    modes: [Value; 3],
+}
+
+impl TensorMap {
+    fn encode(&self) -> sys::CUtensorMap {
+        use sys::CUtensorMapDataType_enum as Type;
+        use sys::CUtensorMapFloatOOBfill_enum as Fill;
+        let kind = match self.kind.as_str() {
+            "bf16" => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            "f16" => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            other => panic!("no type is called {other:?}"),
+        };
+        assert_eq!(self.modes, [json!(128), json!(128), json!("nan")]);
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        let steps = vec![1u32; self.boxes.len()];
+        // SAFETY: the arrays have an element for each of the axes, that of strides one less. The
+        // tensor is not read here.
+        let encoded = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &mut map,
+                kind,
+                self.boxes.len() as u32,
+                self.address as *mut c_void,
+                self.extents.as_ptr(),
+                self.strides.as_ptr(),
+                self.boxes.as_ptr(),
+                steps.as_ptr(),
+                sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                Fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA,
+            )
+        };
+        encoded.result().unwrap();
+        map
+    }
 }
 
 fn number(value: &Value) -> usize {
@@ -109,45 +177,73 @@ fn put(bytes: &mut [u8], field: &Value, value: i64) {
 
 fn launch(kernel: &Value, given: &Numbers) -> Launch {
     let row = &kernel["launch"];
-    let unsupported = [
-        &row["dependent_launch"],
-        &row["tensor_maps"],
-        &row["cluster"],
-    ];
-    assert_eq!(unsupported, [&json!(false), &json!([]), &json!([1, 1, 1])]);
     let mut numbers = given.clone();
+    let mut names: Vec<String> = match &row["choices"] {
+        Value::Object(choices) => choices.keys().cloned().collect(),
+        _ => Vec::new(),
+    };
     let mut parameters = Vec::new();
+    let mut map_places = BTreeMap::new();
     for parameter in kernel["parameters"].as_array().unwrap() {
         let name = parameter["name"].as_str().unwrap();
         let mut bytes = vec![0; number(&parameter["bytes"])];
-        match parameter["fields"].as_array() {
-            Some(fields) => {
-                for field in fields {
-                    let name = format!("{name}.{}", field["name"].as_str().unwrap());
-                    put(
-                        &mut bytes[number(&field["offset"])..],
-                        field,
-                        numbers[&name],
-                    );
-                }
+        // A number on its own is the one field of its parameter.
+        let own = [parameter.clone()];
+        let fields = parameter["fields"].as_array();
+        for field in fields.map_or(&own[..], |fields| fields) {
+            let (name, offset) = match fields {
+                Some(_) => (
+                    format!("{name}.{}", field["name"].as_str().unwrap()),
+                    number(&field["offset"]),
+                ),
+                None => (name.to_owned(), 0),
+            };
+            if field["type"] == "CUtensorMap" {
+                map_places.insert(name, (parameters.len(), offset));
+                continue;
             }
-            None => {
-                let value = parameter["value"].as_str();
-                let value =
-                    value.map_or_else(|| numbers[name], |it| Expression::value(it, &numbers));
-                put(&mut bytes, parameter, value);
-                numbers.insert(name.to_owned(), value);
+            if let Some(value) = field["value"].as_str() {
+                numbers.insert(name.clone(), Expression::value(value, &numbers));
             }
+            // A field that the caller does not name is 0: a null pointer, or a part that is absent.
+            let value = *numbers.entry(name.clone()).or_default();
+            put(&mut bytes[offset..], field, value);
+            names.push(name);
         }
         parameters.push(bytes);
     }
+    for name in given.keys() {
+        assert!(names.contains(name), "the kernel has no {name}");
+    }
+    let value = |text: &Value| Expression::value(text.as_str().unwrap(), &numbers);
     let axes = |axis: &dyn Fn(usize) -> i64| [0, 1, 2].map(|at| u32::try_from(axis(at)).unwrap());
-    let shared = row["dynamic_shared"].as_str().unwrap();
+    let maps = row["tensor_maps"].as_array().unwrap().iter().map(|map| {
+        let (parameter, offset) = map_places[map["field"].as_str().unwrap()];
+        let all = |name: &str| {
+            let values = map[name].as_array().unwrap().iter().map(value);
+            values.map(|it| u64::try_from(it).unwrap()).collect()
+        };
+        let boxes = map["box"].as_array().unwrap().iter();
+        TensorMap {
+            parameter,
+            offset,
+            kind: map["type"].as_str().unwrap().to_owned(),
+            address: value(&map["address"]),
+            extents: all("extents"),
+            strides: all("strides"),
+            boxes: boxes.map(|it| number(it) as u32).collect(),
+            modes: ["swizzle", "l2_promotion", "fill"].map(|name| map[name].clone()),
+        }
+    });
+    let maps = maps.collect();
     Launch {
+        maps,
         parameters,
-        grid: axes(&|at| Expression::value(row["grid"][at].as_str().unwrap(), &numbers)),
+        grid: axes(&|at| value(&row["grid"][at])),
         block: axes(&|at| row["block"][at].as_i64().unwrap()),
-        shared: u32::try_from(Expression::value(shared, &numbers)).unwrap(),
+        cluster: axes(&|at| value(&row["cluster"][at])),
+        shared: u32::try_from(value(&row["dynamic_shared"])).unwrap(),
+        dependent: row["dependent_launch"].as_bool().unwrap(),
     }
 }
 
@@ -166,20 +262,24 @@ fn a_launch_is_worked_out_of_a_row() {
             { "name": "tiles", "type": "u32", "offset": 16, "bytes": 4, "value": "p.tokens / 32" },
         ],
         "launch": {
-            "grid": ["2 * (tiles + 1) - tiles * 1", "1", "1"], "block": [32, 8, 1],
-            "cluster": [1, 1, 1], "dynamic_shared": "p.tokens * 4", "dependent_launch": false,
-            "tensor_maps": [],
+            "choices": { "splits": "CTAs of a cluster" },
+            "grid": ["2 * (tiles + 1) - tiles * 1", "log2(p.tokens) + exp2(log2(0))", "1"],
+            "block": [32, 8, 1], "cluster": ["min(splits, max(2, tiles))", "1", "1"],
+            "dynamic_shared": "p.tokens * 4", "dependent_launch": true, "tensor_maps": [],
         },
     });
-    let given = numbers([("p.from", 0x0102), ("p.tokens", 65)]);
+    let given = numbers([("p.from", 0x0102), ("p.tokens", 65), ("splits", 8)]);
     let expected = Launch {
         parameters: vec![
             vec![2, 1, 0, 0, 0, 0, 0, 0, 65, 0, 0, 0, 0, 0, 0, 0],
             vec![3, 0, 0, 0],
         ],
-        grid: [5, 1, 1],
+        grid: [5, 8, 1],
         block: [32, 8, 1],
+        cluster: [3, 1, 1],
         shared: 260,
+        dependent: true,
+        maps: Vec::new(),
     };
     assert_eq!(launch(&kernel, &given), expected);
 }
@@ -214,8 +314,10 @@ fn run(
     });
     let file = file.unwrap_or_else(|| panic!("no cubin of {source} for {own}"));
     let kernels = file["kernels"].as_array().unwrap().iter();
-    let mut fitting =
-        kernels.filter(|kernel| kernel["launch"]["when"].as_str().unwrap().starts_with(call));
+    let mut fitting = kernels.filter(|kernel| {
+        let when = kernel["launch"]["when"].as_str();
+        when.is_some_and(|when| when.starts_with(call))
+    });
     let kernel = fitting
         .next()
         .unwrap_or_else(|| panic!("{source}: no kernel for {call:?}"));
@@ -223,12 +325,49 @@ fn run(
     let path: &Path = &folder.join(file["file"].as_str().unwrap());
     let path = CString::new(path.to_str().unwrap()).unwrap();
     let entry = CString::new(kernel["entry"].as_str().unwrap()).unwrap();
+    for map in &launch.maps {
+        let own = &mut launch.parameters[map.parameter][map.offset..];
+        own[..128].copy_from_slice(bytemuck::cast_slice(&map.encode().opaque));
+    }
     let mut parameters: Vec<*mut c_void> = launch
         .parameters
         .iter_mut()
         .map(|bytes| bytes.as_mut_ptr().cast())
         .collect();
-    let axes = |[x, y, z]: [u32; 3]| (x, y, z);
+    let mut attributes = Vec::new();
+    let mut attribute = |id, value| {
+        attributes.push(sys::CUlaunchAttribute {
+            id,
+            pad: [0; 4],
+            value,
+        });
+    };
+    let [x, y, z] = launch.cluster;
+    if [x, y, z] != [1; 3] {
+        let mut value = sys::CUlaunchAttributeValue { pad: [0; 64] };
+        value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
+        attribute(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value);
+    }
+    if launch.dependent {
+        let mut value = sys::CUlaunchAttributeValue { pad: [0; 64] };
+        value.programmaticStreamSerializationAllowed = 1;
+        attribute(
+            Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            value,
+        );
+    }
+    let config = sys::CUlaunchConfig {
+        gridDimX: launch.grid[0],
+        gridDimY: launch.grid[1],
+        gridDimZ: launch.grid[2],
+        blockDimX: launch.block[0],
+        blockDimY: launch.block[1],
+        blockDimZ: launch.block[2],
+        sharedMemBytes: launch.shared,
+        hStream: gpu.raw_stream().cast(),
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: attributes.len() as u32,
+    };
     gpu.bind().unwrap();
     let module = result::module::load(path).unwrap();
     // SAFETY: the module is loaded, and the entry is one of its kernels, or there is an error. Each
@@ -236,17 +375,17 @@ fn run(
     // the caller. It lives until the device has finished the launch, which is waited for here.
     unsafe {
         let function = result::module::get_function(module, entry).unwrap();
-        let stream: sys::CUstream = gpu.raw_stream().cast();
-        let (grid, block) = (axes(launch.grid), axes(launch.block));
-        result::launch_kernel(
+        // More than 48 KB have to be asked for.
+        let shared = Function::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let asked = sys::cuFuncSetAttribute(function, shared, launch.shared as i32);
+        asked.result().unwrap();
+        let launched = sys::cuLaunchKernelEx(
+            &config,
             function,
-            grid,
-            block,
-            launch.shared,
-            stream,
-            &mut parameters,
-        )
-        .unwrap();
+            parameters.as_mut_ptr(),
+            std::ptr::null_mut(),
+        );
+        launched.result().unwrap();
         gpu.synchronize().unwrap();
         result::module::unload(module).unwrap();
     }
@@ -315,4 +454,332 @@ fn kernels_run_by_their_description_alone() {
     let bytes = download(gpu, &out).unwrap();
     let expected: Vec<f32> = (0..codes.len()).map(|i| [3.0, 6.0, -3.0][i % 3]).collect();
     assert_eq!(bytemuck::pod_collect_to_vec::<u8, f32>(&bytes), expected);
+}
+
+type Buffer = <Cuda as Memory>::Buffer;
+
+/// A bf16 tensor of small numbers whose products add up exactly, and its values.
+fn small(gpu: &Cuda, elements: usize, seed: usize) -> (Buffer, Vec<f64>) {
+    let values = (0..elements).map(|i| ((i * 7 + i / 64 * 5 + seed) % 9) as f32 / 4.0 - 1.0);
+    let values: Vec<bf16> = values.map(bf16::from_f32).collect();
+    let buffer = upload(gpu, bytemuck::cast_slice(&values)).unwrap();
+    (buffer, values.iter().map(|value| value.to_f64()).collect())
+}
+
+fn at(buffer: &Buffer) -> i64 {
+    buffer.address() as i64
+}
+
+fn values<T: bytemuck::Pod>(gpu: &Cuda, buffer: &Buffer) -> Vec<T> {
+    bytemuck::pod_collect_to_vec(&download(gpu, buffer).unwrap())
+}
+
+#[test]
+#[ignore = "needs a GPU and `cargo xtask cubins`: \
+            cargo test -r --features sm90 --test gpu -- --ignored cubins"]
+fn copies_and_merges_run_by_their_description_alone() {
+    let gpu = &*gpu();
+    let manifest = manifest();
+    let upload = |bytes: &[u8]| upload(gpu, bytes).unwrap();
+    let from: Vec<f32> = (0..30u8).map(f32::from).collect();
+    let from_on_gpu = upload(bytemuck::cast_slice(&from));
+    let to = upload(&[0xff; 30 * 4]);
+    let given = numbers([
+        ("p.from", at(&from_on_gpu)),
+        ("p.to", at(&to)),
+        ("p.shape[0]", 2),
+        ("p.shape[1]", 3),
+        ("p.shape[2]", 5),
+        ("p.from_strides[0]", 15),
+        ("p.from_strides[1]", 5),
+        ("p.from_strides[2]", 1),
+        ("p.to_strides[0]", 1),
+        ("p.to_strides[1]", 2),
+        ("p.to_strides[2]", 6),
+    ]);
+    let call = "in units of 4 bytes, of which p.units is at most";
+    run(gpu, &manifest, ["cuda/all/copy.cu", call], &given);
+    for (place, value) in values::<f32>(gpu, &to).into_iter().enumerate() {
+        let [i, j, k] = [place % 2, place / 2 % 3, place / 6];
+        assert_eq!(value, from[i * 15 + j * 5 + k]);
+    }
+
+    // Three rows of two heads with five columns, of which the second goes nowhere.
+    let places = upload(bytemuck::cast_slice(&[3i64, -1, 0]));
+    let to = upload(&[0; 4 * 10 * 4]);
+    let given = numbers([
+        ("p.from", at(&from_on_gpu)),
+        ("p.places", at(&places)),
+        ("p.to", at(&to)),
+        ("p.to_rows", 4),
+        ("rows", 3),
+        ("p.heads", 2),
+        ("p.width", 5),
+        ("p.from_strides[0]", 10),
+        ("p.from_strides[1]", 5),
+        ("p.from_strides[2]", 1),
+        ("p.to_strides[0]", 10),
+        ("p.to_strides[1]", 5),
+        ("p.to_strides[2]", 1),
+    ]);
+    run(gpu, &manifest, ["cuda/all/copy_rows.cu", call], &given);
+    let copied = values::<f32>(gpu, &to);
+    assert_eq!((&copied[..10], &copied[30..]), (&from[20..], &from[..10]));
+    assert_eq!(copied[10..30], [0.0; 20]);
+
+    let (tokens, heads, width) = (37usize, 9usize, 40usize);
+    let results = [1, 2].map(|seed| {
+        let value = |i: usize| ((i * 7 + seed) % 11) as f32 / 4.0;
+        let out: Vec<f32> = (0..tokens * heads * width).map(value).collect();
+        let lse: Vec<f32> = (0..tokens * heads).map(value).collect();
+        (out, lse)
+    });
+    let [a, b] = &results;
+    let buffers = [&a.0, &a.1, &b.0, &b.1].map(|values| upload(bytemuck::cast_slice(values)));
+    let [out, lse, other, other_lse] = &buffers;
+    let rows = (heads * width) as i64;
+    let given = numbers([
+        ("p.out", at(out)),
+        ("p.other", at(other)),
+        ("p.lse", at(lse)),
+        ("p.other_lse", at(other_lse)),
+        ("p.out_token_stride", rows),
+        ("p.out_head_stride", width as i64),
+        ("p.other_token_stride", rows),
+        ("p.other_head_stride", width as i64),
+        ("p.lse_head_stride", tokens as i64),
+        ("p.other_lse_head_stride", tokens as i64),
+        ("p.tokens", tokens as i64),
+        ("p.heads", heads as i64),
+        ("p.width", width as i64),
+        ("p.dtype", 3),
+    ]);
+    let call = "p.dtype is MLA_DTYPE_F32; p.width is a multiple of 8";
+    run(gpu, &manifest, ["cuda/all/merge.cu", call], &given);
+    let [merged, merged_lse] = [out, lse].map(|buffer| values::<f32>(gpu, buffer));
+    for (place, value) in merged.iter().enumerate() {
+        let [token, head] = [place / width / heads, place / width % heads];
+        let of = head * tokens + token;
+        let [x, y] = [a.1[of], b.1[of]].map(|lse| f64::from(lse).exp());
+        let expected = (x * f64::from(a.0[place]) + y * f64::from(b.0[place])) / (x + y);
+        assert!(
+            (f64::from(*value) - expected).abs() < 1e-5,
+            "{place}: {value}, not {expected}"
+        );
+        assert!((f64::from(merged_lse[of]) - (x + y).ln()).abs() < 1e-5);
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU and `cargo xtask cubins`: \
+            cargo test -r --features sm90 --test gpu -- --ignored cubins"]
+fn a_gemm_that_is_launched_as_a_dependent_runs_by_its_description_alone() {
+    let gpu = &*gpu();
+    let (tokens, heads, n, k) = (20usize, 2usize, 32usize, 512usize);
+    let (input, x) = small(gpu, tokens * heads * k, 1);
+    let (weights, w) = small(gpu, heads * n * k, 4);
+    let out = upload(gpu, &vec![0xff; tokens * heads * n * 2]).unwrap();
+    // Strides are of 16 bytes, which are 8 elements.
+    let given = numbers([
+        ("p.input", at(&input)),
+        ("p.weights", at(&weights)),
+        ("p.out", at(&out)),
+        ("p.input_token_stride", (heads * k / 8) as i64),
+        ("p.input_head_stride", (k / 8) as i64),
+        ("p.weights_head_stride", (n * k / 8) as i64),
+        ("p.weights_stride", (k / 8) as i64),
+        ("p.out_token_stride", (heads * n / 8) as i64),
+        ("p.out_head_stride", (n / 8) as i64),
+        ("p.tokens", tokens as i64),
+        ("p.k", k as i64),
+        ("p.constant_weights", 1),
+        ("heads", heads as i64),
+        ("n", n as i64),
+    ]);
+    let call = "BF16: more than 16 tokens; p.k is 512; weights are contiguous along k";
+    run(gpu, &manifest(), ["cuda/all/head_gemm.cu", call], &given);
+    for (place, value) in values::<bf16>(gpu, &out).into_iter().enumerate() {
+        let [token, head, column] = [place / n / heads, place / n % heads, place % n];
+        let x = &x[(token * heads + head) * k..][..k];
+        let w = &w[(head * n + column) * k..][..k];
+        let sum: f64 = x.iter().zip(w).map(|(x, w)| x * w).sum();
+        assert_eq!(
+            value,
+            bf16::from_f64(sum),
+            "token {token}, head {head}, column {column}"
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU and `cargo xtask cubins`: \
+            cargo test -r --features sm90 --test gpu -- --ignored cubins"]
+fn a_decode_in_clusters_runs_by_its_description_alone() {
+    const LATENT: usize = 512;
+    const ROPE: usize = 64;
+    const ROW: usize = LATENT + ROPE;
+    let gpu = &*gpu();
+    let manifest = manifest();
+    let (tokens, heads, width, page_size, slots) = (3usize, 10usize, 300usize, 64usize, 320usize);
+    let (cache, rows) = small(gpu, slots * ROW, 2);
+    let (q_latent, latents) = small(gpu, tokens * heads * LATENT, 5);
+    let (q_rope, ropes) = small(gpu, tokens * heads * ROPE, 7);
+    // Every seventh entry is none, and the last token has three entries.
+    let lists: Vec<i32> = (0..tokens * width)
+        .map(|i| match (i / width, i % width) {
+            (2, 3..) => -1,
+            (_, i) if i % 7 == 6 => -1,
+            (token, i) => ((i * 13 + token * 50) % slots) as i32,
+        })
+        .collect();
+    let lists_on_gpu = upload(gpu, bytemuck::cast_slice(&lists)).unwrap();
+    let row_bytes = (2 * ROW) as i64;
+    let scale = 1.0 / 24f32;
+    for splits in [1, 2, 4] {
+        let out = upload(gpu, &vec![0xff; tokens * heads * LATENT * 2]).unwrap();
+        let lse = upload(gpu, &vec![0xff; tokens * heads * 4]).unwrap();
+        let given = numbers([
+            ("p.sources[0].lists", at(&lists_on_gpu)),
+            ("p.sources[0].list_stride", width as i64),
+            ("p.sources[0].width", width as i64),
+            ("p.sources[0].slots", slots as i64),
+            ("p.sources[0].cache", at(&cache)),
+            ("p.sources[0].page_stride", row_bytes * page_size as i64),
+            ("p.sources[0].slot_stride", row_bytes),
+            ("p.sources[0].page_size", page_size as i64),
+            ("p.sources[0].pages_adjoin", 1),
+            ("p.q_latent", at(&q_latent)),
+            ("p.q_rope", at(&q_rope)),
+            ("p.out", at(&out)),
+            ("p.lse", at(&lse)),
+            ("p.q_latent_token_stride", (heads * LATENT) as i64),
+            ("p.q_latent_head_stride", LATENT as i64),
+            ("p.q_rope_token_stride", (heads * ROPE) as i64),
+            ("p.q_rope_head_stride", ROPE as i64),
+            ("p.out_token_stride", (heads * LATENT) as i64),
+            ("p.out_head_stride", LATENT as i64),
+            ("p.lse_head_stride", tokens as i64),
+            ("p.tokens", tokens as i64),
+            ("p.heads", heads as i64),
+            (
+                "p.scale_log2",
+                (scale * std::f32::consts::LOG2_E).to_bits().into(),
+            ),
+            ("p.out_scale", 1f32.to_bits().into()),
+            ("splits", splits),
+            ("clusters", if splits == 1 { 2 } else { tokens as i64 }),
+        ]);
+        let source = "cuda/sm90/decode/sparse/instantiations/bf16_same.cu";
+        let call = "sparse decode of bf16 queries, tiles of at most 16 heads";
+        run(gpu, &manifest, [source, call], &given);
+        let (out, lse) = (values::<bf16>(gpu, &out), values::<f32>(gpu, &lse));
+        for (token, head) in (0..tokens).flat_map(|t| (0..heads).map(move |h| (t, h))) {
+            let query = token * heads + head;
+            let query = latents[query * LATENT..][..LATENT]
+                .iter()
+                .chain(&ropes[query * ROPE..][..ROPE]);
+            let listed = lists[token * width..][..width].iter();
+            let listed: Vec<&[f64]> = listed
+                .filter(|&&slot| slot >= 0)
+                .map(|&slot| &rows[slot as usize * ROW..][..ROW])
+                .collect();
+            let weights = listed.iter().map(|row| {
+                let score: f64 = query.clone().zip(*row).map(|(q, k)| q * k).sum();
+                (score * f64::from(scale)).exp()
+            });
+            let weights: Vec<f64> = weights.collect();
+            let sum: f64 = weights.iter().sum();
+            let own_lse = f64::from(lse[head * tokens + token]);
+            assert!(
+                (own_lse - sum.ln()).abs() < 1e-3,
+                "{splits}: {own_lse}, {}",
+                sum.ln()
+            );
+            for column in 0..LATENT {
+                let values = listed.iter().zip(&weights).map(|(row, w)| w * row[column]);
+                let expected = values.sum::<f64>() / sum;
+                let value = out[(token * heads + head) * LATENT + column].to_f64();
+                assert!(
+                    (value - expected).abs() < 1e-2,
+                    "splits {splits}, token {token}, head {head}: {value}, not {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU and `cargo xtask cubins`: \
+            cargo test -r --features sm90 --test gpu -- --ignored cubins"]
+fn an_expansion_by_tensor_maps_runs_by_its_description_alone() {
+    const LATENT: usize = 512;
+    const ROPE: usize = 64;
+    const ROW: usize = LATENT + ROPE;
+    let gpu = &*gpu();
+    let (page_size, pages, columns) = (64usize, 5usize, 256usize);
+    let (cache, rows) = small(gpu, pages * page_size * ROW, 3);
+    let (weights, w) = small(gpu, columns * LATENT, 6);
+    // Two segments: one begins with a page, the other within one.
+    let (tables, starts, row_starts) = ([[3i32, 0], [4, 1]], [0i32, 40], [0i32, 70, 100]);
+    let total = row_starts[2] as usize;
+    let upload = |bytes: &[u8]| upload(gpu, bytes).unwrap();
+    let table = upload(bytemuck::cast_slice(&tables));
+    let [starts_there, row_starts_there] =
+        [&starts[..], &row_starts[..]].map(|values| upload(bytemuck::cast_slice(values)));
+    let out = upload(&vec![0xff; total * columns * 2]);
+    let rope = upload(&vec![0xff; total * ROPE * 2]);
+    let row_bytes = (2 * ROW) as i64;
+    let given = numbers([
+        ("plan.rows.cache", at(&cache)),
+        ("plan.rows.cache_rope", at(&cache) + 2 * LATENT as i64),
+        ("plan.rows.block_table", at(&table)),
+        ("plan.rows.token_starts", at(&starts_there)),
+        ("plan.rows.row_starts", at(&row_starts_there)),
+        ("plan.rows.rope", at(&rope)),
+        ("plan.rows.cache_page_stride", row_bytes * page_size as i64),
+        ("plan.rows.cache_slot_stride", row_bytes),
+        (
+            "plan.rows.cache_rope_page_stride",
+            row_bytes * page_size as i64,
+        ),
+        ("plan.rows.cache_rope_slot_stride", row_bytes),
+        ("plan.rows.block_table_stride", 2),
+        ("plan.rows.rope_row_stride", ROPE as i64),
+        ("plan.rows.pages", pages as i64),
+        ("plan.rows.rows", total as i64),
+        ("plan.rows.segments", 2),
+        ("plan.rows.max_pages", 2),
+        ("plan.rows.page_size", page_size as i64),
+        ("plan.rows.latent_dim", LATENT as i64),
+        ("plan.rows.rope_dim", ROPE as i64),
+        ("plan.rows.cache_format", 2),
+        ("plan.out", at(&out)),
+        ("plan.out_row_stride", 2 * columns as i64),
+        ("plan.runs", 2),
+        ("weights", at(&weights)),
+        ("weights_stride", 2 * LATENT as i64),
+        ("columns", columns as i64),
+        ("clusters", 2),
+    ]);
+    let call = "expansion of bf16";
+    run(gpu, &manifest(), ["cuda/all/cache_expand.cu", call], &given);
+    let (out, rope) = (values::<bf16>(gpu, &out), values::<bf16>(gpu, &rope));
+    for row in 0..total {
+        let segment = usize::from(row >= 70);
+        let token = starts[segment] as usize + row - row_starts[segment] as usize;
+        let slot = tables[segment][token / page_size] as usize * page_size + token % page_size;
+        let cached = &rows[slot * ROW..][..ROW];
+        for column in 0..columns {
+            let w = &w[column * LATENT..][..LATENT];
+            let sum: f64 = cached.iter().zip(w).map(|(x, w)| x * w).sum();
+            let place = row * columns + column;
+            assert_eq!(
+                out[place],
+                bf16::from_f64(sum),
+                "row {row}, column {column}"
+            );
+        }
+        let keys = rope[row * ROPE..][..ROPE].iter().map(|key| key.to_f64());
+        assert!(keys.eq(cached[LATENT..].iter().copied()), "row {row}");
+    }
 }

@@ -26,7 +26,7 @@ impl Plan {
         };
         super::empty(&folder)?;
         let launches = match &kernels.launches {
-            Some(file) => Launches::load(&root.join(file))?,
+            Some(file) => Launches::load(root, file)?,
             None => Launches::default(),
         };
         let declarations = kernels.declarations.as_ref().map(|file| root.join(file));
@@ -53,7 +53,7 @@ impl Plan {
         };
         for file in &mut code.files {
             for kernel in &mut file.kernels {
-                launches.describe(kernel, &file.source, &layouts)?;
+                launches.describe(kernel, [&file.source, &file.target], &layouts)?;
             }
         }
         if let Some(kernel) = launches.unused(&code) {

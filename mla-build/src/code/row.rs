@@ -1,0 +1,423 @@
+//! The rows of a package's file of launches.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+use globset::Glob;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Field, Kernel, Launch, Layouts, Parameter};
+use crate::{Error, bounded};
+
+/// A row, for one kernel after the substitutions of `each`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    /// A glob for the kernel's name in C++.
+    kernel: String,
+    source: String,
+    /// Its parameters, such as `p: MlaLseParams` and `tiles: u32 = p.tokens / 32`.
+    parameters: Vec<String>,
+    /// The files of structures that no header declares; a file may use the structures of those
+    /// before it.
+    #[serde(default)]
+    structures: Vec<PathBuf>,
+    /// Expressions of fields by their names, `p.units`. The others are the caller's own.
+    #[serde(default)]
+    fields: BTreeMap<String, String>,
+    launch: Launch,
+}
+
+/// The launches that a package describes.
+#[derive(Debug, Default)]
+pub(crate) struct Launches {
+    rows: Vec<Row>,
+    /// The text of each file that rows name.
+    structures: BTreeMap<PathBuf, String>,
+}
+
+impl Launches {
+    /// Reads the rows, and the files that they name, below `root`.
+    pub(crate) fn load(root: &Path, file: &Path) -> Result<Self, Error> {
+        let path = root.join(file);
+        let bytes = bounded::read(&path).map_err(Error::file("read", &path))?;
+        let rows: Vec<Value> =
+            serde_json::from_slice(&bytes).map_err(Error::file("understand", &path))?;
+        let rows = rows.into_iter().flat_map(each).map(serde_json::from_value);
+        let rows: Vec<Row> = rows
+            .collect::<Result<_, _>>()
+            .map_err(Error::file("understand", &path))?;
+        for Row { kernel, .. } in &rows {
+            Glob::new(kernel)
+                .map_err(|error| refused(kernel, "the glob", kernel, &error.to_string()))?;
+        }
+        let files: BTreeSet<_> = rows.iter().flat_map(|row| &row.structures).collect();
+        let structures = files.into_iter().map(|file| {
+            let path = root.join(file);
+            let text = bounded::read_to_string(&path).map_err(Error::file("read", &path))?;
+            Ok((file.clone(), text))
+        });
+        Ok(Self {
+            structures: structures.collect::<Result<_, Error>>()?,
+            rows,
+        })
+    }
+
+    /// Names the parameters of a kernel and adds its launch, if a row describes it.
+    pub(crate) fn describe(
+        &self,
+        kernel: &mut Kernel,
+        [source, target]: [&str; 2],
+        bindings: &Layouts,
+    ) -> Result<(), Error> {
+        let mut of_source = self.rows.iter().filter(|row| row.source == source);
+        let Some(row) = of_source.find(|row| row.is_of(kernel)) else {
+            return Ok(());
+        };
+        let mut layouts = bindings.clone();
+        for file in &row.structures {
+            layouts.add_source(&self.structures[file]);
+        }
+        row.describe(kernel, &layouts)?;
+        let digits = target.trim_start_matches(|c: char| !c.is_ascii_digit());
+        let digits = digits.trim_end_matches(|c: char| !c.is_ascii_digit());
+        if let Some(launch) = &mut kernel.launch {
+            launch.dependent_launch &= digits.parse().is_ok_and(|number: u32| number >= 90);
+        }
+        Ok(())
+    }
+
+    /// The row of a source that is compiled whose kernel is none.
+    pub(crate) fn unused(&self, code: &super::Code) -> Option<&str> {
+        let row = self.rows.iter().find(|row| {
+            let files = code.files.iter().filter(|file| file.source == row.source);
+            let mut kernels = files.clone().flat_map(|file| &file.kernels);
+            files.count() > 0 && !kernels.any(|kernel| row.is_of(kernel))
+        });
+        row.map(|row| row.kernel.as_str())
+    }
+}
+
+/// The rows that a row with `each` stands for. `each` is a list of axes, and an axis a list of
+/// substitutions, by the names that stand in braces. There is a row for each choice of one from
+/// each axis.
+fn each(mut row: Value) -> Vec<Value> {
+    let axes = row.as_object_mut().and_then(|it| it.remove("each"));
+    let mut rows = vec![row];
+    for axis in axes.iter().flat_map(|it| it.as_array()).flatten() {
+        let choices = || axis.as_array().into_iter().flatten();
+        rows = rows
+            .iter()
+            .flat_map(|row| choices().map(|choice| substituted(row, choice)))
+            .collect();
+    }
+    rows
+}
+
+fn substituted(value: &Value, choice: &Value) -> Value {
+    match value {
+        Value::String(text) => {
+            let mut text = text.clone();
+            for (name, by) in choice.as_object().into_iter().flatten() {
+                text = text.replace(&format!("{{{name}}}"), by.as_str().unwrap_or_default());
+            }
+            Value::String(text)
+        }
+        Value::Array(all) => all.iter().map(|it| substituted(it, choice)).collect(),
+        Value::Object(all) => {
+            let all = all.iter();
+            let all = all.map(|(name, it)| (name.clone(), substituted(it, choice)));
+            Value::Object(all.collect())
+        }
+        other => other.clone(),
+    }
+}
+
+impl Row {
+    fn is_of(&self, kernel: &Kernel) -> bool {
+        let glob = Glob::new(&self.kernel);
+        glob.is_ok_and(|glob| glob.compile_matcher().is_match(&kernel.name))
+    }
+
+    fn describe(&self, kernel: &mut Kernel, layouts: &Layouts) -> Result<(), Error> {
+        let name = kernel.name.clone();
+        let refuse = |field: &str, given: &dyn ToString, accepted: String| {
+            refused(
+                &self.kernel,
+                &format!("{field} of {name}"),
+                &given.to_string(),
+                &accepted,
+            )
+        };
+        let (given, accepted) = (self.parameters.len(), kernel.parameters.len());
+        if given != accepted {
+            return Err(refuse("parameters", &given, accepted.to_string()));
+        }
+        let mut given = 0;
+        for (text, parameter) in self.parameters.iter().zip(&mut kernel.parameters) {
+            let (name, rest) = text.split_once(':').unwrap_or((text, ""));
+            let (kind, value) = match rest.split_once('=') {
+                Some((kind, value)) => (kind.trim(), Some(value.trim().to_owned())),
+                None => (rest.trim(), None),
+            };
+            let accepted = "a number's type, or a structure of the bindings or of `structures`";
+            let layout = layouts.of(kind);
+            let (bytes, mut fields) =
+                layout.ok_or_else(|| refuse(name, &kind, accepted.to_owned()))?;
+            if bytes != parameter.bytes {
+                let accepted = format!("{}, as the machine code has them", parameter.bytes);
+                return Err(refuse(&format!("bytes of {name}"), &bytes, accepted));
+            }
+            let name = name.trim();
+            for field in &mut fields {
+                let Field {
+                    name: own, value, ..
+                } = field;
+                *value = self.fields.get(&format!("{name}.{own}")).cloned();
+                given += usize::from(value.is_some());
+            }
+            *parameter = Parameter {
+                name: Some(name.to_owned()),
+                kind: Some(kind.to_owned()),
+                value,
+                fields,
+                ..*parameter
+            };
+        }
+        if given != self.fields.len() {
+            let accepted = format!("those of its parameters, which has {given} of them");
+            return Err(refuse("fields", &self.fields.len(), accepted));
+        }
+        let own = self.launch.tensor_maps.iter().map(|map| map.field.as_str());
+        let all = kernel.parameters.iter().flat_map(tensor_maps);
+        let [own, all]: [BTreeSet<String>; 2] = [own.map(str::to_owned).collect(), all.collect()];
+        if own != all {
+            let [own, all] = [own, all].map(|names| Vec::from_iter(names).join(", "));
+            return Err(refuse("tensor_maps", &own, all));
+        }
+        let threads: u32 = self.launch.block.iter().product();
+        if threads > kernel.max_threads {
+            let accepted = format!("at most {}", kernel.max_threads);
+            return Err(refuse("threads", &threads, accepted));
+        }
+        kernel.launch = Some(self.launch.clone());
+        Ok(())
+    }
+}
+
+/// The names of the fields that are tensor maps.
+fn tensor_maps(parameter: &Parameter) -> impl Iterator<Item = String> {
+    let fields = parameter.fields.iter();
+    let maps = fields.filter(|field| field.kind == "CUtensorMap");
+    let name = parameter.name.as_deref().unwrap_or_default();
+    maps.map(move |map| format!("{name}.{}", map.name))
+}
+
+/// An error of the package's file of launches.
+fn refused(row: &str, field: &str, given: &str, accepted: &str) -> Error {
+    Error::setting(format!("launches: {row}: {field}"), given, accepted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BINDINGS: &str = "
+        pub struct Params {
+            pub from: *const f32,
+            pub tokens: i32,
+        }
+        const _: () = {
+            [\"Size of Params\"][::core::mem::size_of::<Params>() - 16usize];
+            [\"Offset of field: Params::from\"][::core::mem::offset_of!(Params, from) - 0usize];
+            [
+                \"Offset of field: Params::tokens\",
+            ][::core::mem::offset_of!(Params, tokens) - 8usize];
+        };";
+
+    #[test]
+    fn an_endless_file_of_launches_is_refused_by_the_bound() {
+        let refused = Launches::load(Path::new("/"), Path::new("dev/zero"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            refused.contains("/dev/zero") && refused.contains("67108864"),
+            "{refused}"
+        );
+    }
+
+    fn kernel() -> Kernel {
+        let parameter = |offset, bytes| Parameter {
+            offset,
+            bytes,
+            ..Parameter::default()
+        };
+        Kernel {
+            entry: "_Zk".into(),
+            name: "void a::k<true>(Params, unsigned int)".into(),
+            static_shared: 0,
+            max_threads: 256,
+            parameters: vec![parameter(0, 16), parameter(16, 4)],
+            launch: None,
+        }
+    }
+
+    fn describe(parameters: &[&str], block: [u32; 3]) -> Result<Kernel, String> {
+        let row = serde_json::json!({
+            "kernel": "*k<{of}>*", "source": "a.cu", "parameters": parameters,
+            "each": [[{ "of": "true" }]], "structures": ["a.cu"],
+            "launch": { "when": "always", "grid": ["tiles", "1", "1"], "block": block,
+                        "dependent_launch": true },
+        });
+        described(row, "sm_90a")
+    }
+
+    fn described(row: Value, target: &str) -> Result<Kernel, String> {
+        let source = "struct Plan { int64_t units; int rows, width; };";
+        let rows = each(row).into_iter().map(serde_json::from_value);
+        let launches = Launches {
+            rows: rows.collect::<Result<_, _>>().unwrap(),
+            structures: [("a.cu".into(), source.into())].into(),
+        };
+        let mut kernel = kernel();
+        let bindings = Layouts::of_bindings(BINDINGS);
+        let described = launches.describe(&mut kernel, ["a.cu", target], &bindings);
+        described
+            .map(|()| kernel)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_launch_names_the_parameters_and_has_their_layout() {
+        let kernel = describe(&["p: Params", "tiles: u32 = p.tokens / 32"], [32, 8, 1]).unwrap();
+        let [p, tiles] = &kernel.parameters[..] else {
+            panic!("{kernel:?}")
+        };
+        let fields: Vec<_> = p
+            .fields
+            .iter()
+            .map(|f| (&*f.name, &*f.kind, f.offset, f.bytes))
+            .collect();
+        assert_eq!(fields, [("from", "pointer", 0, 8), ("tokens", "i32", 8, 4)]);
+        assert_eq!(tiles.value.as_deref(), Some("p.tokens / 32"));
+        assert_eq!((tiles.offset, tiles.bytes), (16, 4));
+        let launch = kernel.launch.unwrap();
+        assert_eq!(launch.cluster, ["1"; 3]);
+        assert!(launch.dynamic_shared == "0" && launch.dependent_launch);
+    }
+
+    #[test]
+    fn a_row_stands_for_a_kernel_of_each_choice() {
+        let row = serde_json::json!({
+            "kernel": "*{name}<{of}>*", "each": [
+                [{ "name": "j" }, { "name": "k" }],
+                [{ "of": "true", "rows": "4" }, { "of": "false", "rows": "8" }],
+            ],
+            "grid": ["p.tokens / {rows}", 1],
+        });
+        let rows = each(row).into_iter().map(|row| {
+            assert_eq!((&row["each"], &row["grid"][1]), (&Value::Null, &1.into()));
+            [&row["kernel"], &row["grid"][0]].map(|it| it.as_str().unwrap().to_owned())
+        });
+        let expected = [
+            ["*j<true>*", "p.tokens / 4"],
+            ["*j<false>*", "p.tokens / 8"],
+            ["*k<true>*", "p.tokens / 4"],
+            ["*k<false>*", "p.tokens / 8"],
+        ];
+        assert_eq!(rows.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn each_tensor_map_of_a_kernel_is_described() {
+        let map = |field: &str| {
+            serde_json::json!({
+                "field": field, "type": "bf16", "address": "p.cache", "extents": ["64", "n"],
+                "strides": ["128"], "box": [64, 8], "swizzle": 128, "l2_promotion": 128,
+                "fill": "nan",
+            })
+        };
+        let row = |maps: &[Value]| {
+            serde_json::json!({
+                "kernel": "*k<true>*", "source": "a.cu", "parameters": ["p: Plan", "maps: Maps"],
+                "structures": ["a.cu"],
+                "launch": { "when": "always", "grid": ["1", "1", "1"], "block": [1, 1, 1],
+                            "tensor_maps": maps },
+            })
+        };
+        let source = "struct Plan { int64_t cache; int64_t n; };
+            struct Maps { CUtensorMap rows, weights; };";
+        let describe = |maps: &[Value]| {
+            let mut kernel = kernel();
+            kernel.parameters[1].bytes = 256;
+            let launches = Launches {
+                rows: vec![serde_json::from_value(row(maps)).unwrap()],
+                structures: [("a.cu".into(), source.into())].into(),
+            };
+            let described = launches.describe(&mut kernel, ["a.cu", "sm_90a"], &Layouts::default());
+            described.map_err(|error| error.to_string())
+        };
+        assert_eq!(describe(&[map("maps.rows"), map("maps.weights")]), Ok(()));
+        let error = describe(&[map("maps.rows")]).unwrap_err();
+        assert!(
+            error.contains("given \"maps.rows\", accepted maps.rows, maps.weights"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_structure_of_a_source_has_expressions_of_its_fields() {
+        let row = |fields: Value| {
+            serde_json::json!({
+                "kernel": "*k<true>*", "source": "a.cu", "parameters": ["p: Plan", "n: i32"],
+                "structures": ["a.cu"], "fields": fields,
+                "launch": { "when": "always", "grid": ["n", "1", "1"], "block": [1, 1, 1],
+                            "dependent_launch": true },
+            })
+        };
+        let fields = serde_json::json!({ "p.units": "p.rows * p.width" });
+        let kernel = described(row(fields), "sm_80").unwrap();
+        let fields = kernel.parameters[0].fields.iter();
+        let fields: Vec<_> = fields
+            .map(|f| (&*f.name, f.offset, f.value.as_deref()))
+            .collect();
+        let units = ("units", 0, Some("p.rows * p.width"));
+        assert_eq!(fields, [units, ("rows", 8, None), ("width", 12, None)]);
+        assert!(
+            !kernel.launch.unwrap().dependent_launch,
+            "before 9.0 there is none"
+        );
+        let error = described(row(serde_json::json!({ "p.unit": "1" })), "sm_80").unwrap_err();
+        assert!(error.contains("fields of void a::k<true>"), "{error}");
+    }
+
+    #[test]
+    fn a_launch_that_the_machine_code_contradicts_is_refused() {
+        let block = [32, 8, 1];
+        for (parameters, block, expected) in [
+            (&["p: Params"][..], block, "given \"1\", accepted 2"),
+            (
+                &["p: Params", "tiles: u64"],
+                block,
+                "bytes of tiles of void a::k<true>(Params, unsigned int): given \"8\", accepted 4, \
+                 as the machine code has them",
+            ),
+            (
+                &["p: Other", "tiles: u32"],
+                block,
+                "given \"Other\", accepted a number's type",
+            ),
+            (
+                &["p: Params", "tiles: u32"],
+                [32, 9, 1],
+                "given \"288\", accepted at most 256",
+            ),
+        ] {
+            let error = describe(parameters, block).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}
