@@ -336,7 +336,8 @@ typedef struct MlaPrefillParams {
     /* bounds on the rows of one request: no request may have more */
     int32_t max_query_len;
     int32_t max_key_len;
-    /* (128, 64, 128), (192, 64, 256) or (64, 32, 64) */
+    /* (128, 64, 128), (192, 64, 256), (192, 64, 128), (64, 64, 128), (256, 0, 256) or
+     * (64, 32, 64) */
     int32_t nope_dim;
     int32_t rope_dim;
     int32_t value_dim;

@@ -60,11 +60,12 @@ enum class Major { K = 0, M = 1 };
     MLA_NAMES_16                                                                    \
     ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, " \
     "%31"
-#define MLA_NAMES_64                                                                          \
-    MLA_NAMES_32                                                                              \
-    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
-    "%49, %50, %51, %52, %53, "                                                               \
-    "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define MLA_NAMES_48 \
+    MLA_NAMES_32     \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define MLA_NAMES_64 \
+    MLA_NAMES_48     \
+    ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define MLA_NAMES_128                                                                       \
     MLA_NAMES_64                                                                            \
     ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "    \
@@ -76,6 +77,7 @@ enum class Major { K = 0, M = 1 };
 #define MLA_SUMS_8(d, i) MLA_SUMS_4(d, i), MLA_SUMS_4(d, i + 4)
 #define MLA_SUMS_16(d, i) MLA_SUMS_8(d, i), MLA_SUMS_8(d, i + 8)
 #define MLA_SUMS_32(d, i) MLA_SUMS_16(d, i), MLA_SUMS_16(d, i + 16)
+#define MLA_SUMS_48(d, i) MLA_SUMS_32(d, i), MLA_SUMS_16(d, i + 32)
 #define MLA_SUMS_64(d, i) MLA_SUMS_32(d, i), MLA_SUMS_32(d, i + 32)
 #define MLA_SUMS_128(d, i) MLA_SUMS_64(d, i), MLA_SUMS_64(d, i + 64)
 
@@ -115,6 +117,7 @@ struct Wgmma;
     MLA_WGMMA(T, type, 16, 8, "%8", "%9", "%10", "%11", "%12")     \
     MLA_WGMMA(T, type, 32, 16, "%16", "%17", "%18", "%19", "%20")  \
     MLA_WGMMA(T, type, 64, 32, "%32", "%33", "%34", "%35", "%36")  \
+    MLA_WGMMA(T, type, 96, 48, "%48", "%49", "%50", "%51", "%52")  \
     MLA_WGMMA(T, type, 128, 64, "%64", "%65", "%66", "%67", "%68")
 
 MLA_WGMMA_OF(__nv_bfloat16, "bf16")

@@ -233,13 +233,15 @@ MlaStatus mla_index_write_sm90(const MlaCacheWriteParams* rows, const MlaIndexKe
  * properties; the result depends on no number of tokens, requests or heads. */
 MlaStatus mla_prefill_sm90_workspace(const MlaPrefillParams* params, size_t* bytes);
 
-/* Enqueues one kernel on `stream`. Strides are below 2^39 elements, and those of tensors are
- * multiples of 8. max_query_len or max_key_len rows of a tensor take no more bytes than the
- * tensor's address, as a number: its TMA descriptor begins that far before the tensor. */
+/* Enqueues one kernel on `stream`. If rope_dim is 0, key_rope and its strides are not read. Strides
+ * are below 2^39 elements, and those of tensors are multiples of 8. max_query_len or max_key_len
+ * rows of a tensor take no more bytes than the tensor's address, as a number: its TMA descriptor
+ * begins that far before the tensor. */
 MlaStatus mla_prefill_sm90(const MlaPrefillParams* params, void* stream);
 
-/* Loads the prefill kernels into the current context, as mla_load_helpers does the helpers. */
-MlaStatus mla_load_prefill_sm90(void);
+/* Loads the kernels for the dims and dtype of these parameters into the current context, as
+ * mla_load_helpers does the helpers. */
+MlaStatus mla_load_prefill_sm90(const MlaPrefillParams* params);
 
 #ifdef __cplusplus
 }

@@ -476,5 +476,5 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_load_prefill_sm90"]
-    pub fn mla_load_prefill_sm90() -> MlaStatus;
+    pub fn mla_load_prefill_sm90(params: *const MlaPrefillParams) -> MlaStatus;
 }

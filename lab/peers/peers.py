@@ -28,6 +28,7 @@ import types
 import torch
 
 PAGE = 64
+# Of the indexer's cases and of a layer's, which are DeepSeek-R1's.
 LATENT, ROPE, NOPE, VALUE = 512, 64, 128, 128
 ROW = LATENT + ROPE
 DTYPE = torch.bfloat16
@@ -91,6 +92,24 @@ def offsets(lens):
     return torch.tensor([0, *torch.tensor(lens).cumsum(0).tolist()], dtype=torch.int32, device="cuda")
 
 
+class Dims:
+    """The widths of a case: of the latent, and of a head's own part, rotary part and value."""
+
+    def __init__(self, case):
+        self.latent, self.nope, self.rope, self.value = case["dims"]
+        self.qk = self.nope + self.rope
+        self.scale = self.qk**-0.5
+        # Kernels of absorbed attention want a rotary part: one of zeros changes nothing.
+        self.columns = self.rope or 64
+        self.row = self.latent + self.columns
+
+    def rows(self, *shape):
+        """Rows of a cache, or absorbed queries."""
+        rows = normal(*shape, self.row, deviation=0.1)
+        rows[..., self.latent + self.rope :] = 0
+        return rows
+
+
 class DecodeCase:
     """Queries, a paged cache and its tables; the kv lengths are those that `mla` sends."""
 
@@ -99,6 +118,7 @@ class DecodeCase:
         if len(queries) != 1:
             raise ValueError("query lengths differ")
         self.queries, = queries
+        self.dims = Dims(case)
         lens = [kv for _, kv in case["requests"]]
         self.requests, self.heads, self.longest = len(lens), case["heads"], max(lens)
         pages = -(-self.longest // PAGE)
@@ -107,20 +127,21 @@ class DecodeCase:
         order = torch.randperm(self.requests * pages, device="cuda")
         self.table = order.to(torch.int32).view(self.requests, pages)
         self.lens = torch.tensor(lens, dtype=torch.int32, device="cuda")
-        self.cache = normal(self.requests * pages, PAGE, 1, ROW, deviation=0.1)
-        self.query = normal(self.requests, self.queries, self.heads, ROW, deviation=0.1)
+        self.cache = self.dims.rows(self.requests * pages, PAGE, 1)
+        self.query = self.dims.rows(self.requests, self.queries, self.heads)
         self.starts = offsets([self.queries] * self.requests)
 
     def rows(self):
         """The queries as one row per token, in their two parts."""
-        flat = self.query.view(-1, self.heads, ROW)
-        return flat[..., :LATENT].contiguous(), flat[..., LATENT:].contiguous()
+        flat, latent = self.query.view(-1, self.heads, self.dims.row), self.dims.latent
+        return flat[..., :latent].contiguous(), flat[..., latent:].contiguous()
 
 
 class SparseCase:
     """Queries, a cache as one row of rows, and lists of its slots at the positions that `mla` sends."""
 
     def __init__(self, case):
+        self.dims = Dims(case)
         self.lens = [kv for _, kv in case["requests"]]
         self.query_lens = [q for q, _ in case["requests"]]
         self.heads, self.format, topk = case["heads"], case["cache"], case["topk"]
@@ -134,14 +155,14 @@ class SparseCase:
         slots = table[requests[:, None], positions.clamp_min(0) // PAGE] * PAGE + positions % PAGE
         self.slots = torch.where(positions >= 0, slots, -1).to(torch.int32)
         self.valid = (positions >= 0).sum(-1, dtype=torch.int32)
-        self.query = normal(len(positions), self.heads, ROW, deviation=0.1)
+        self.query = self.dims.rows(len(positions), self.heads)
         self.rows = self.make_rows(table.numel() * PAGE)
 
     def make_rows(self, count):
         if self.format == "bf16":
-            return normal(count, ROW, deviation=0.1)
-        if self.format != "fp8_ds_mla":
-            raise ValueError(f"takes caches of bf16 and fp8_ds_mla, not {self.format}")
+            return self.dims.rows(count)
+        if self.format != "fp8_ds_mla" or self.dims.row != ROW:
+            raise ValueError(f"takes caches of bf16, and of fp8_ds_mla with {ROW} values, not {self.format}")
         rows = torch.empty(count, 656, dtype=torch.uint8, device="cuda")
         for part in rows.split(1 << 18):
             numbers = torch.empty(len(part), ROW, device="cuda").normal_(0, 0.1)
@@ -149,6 +170,7 @@ class SparseCase:
             scales = groups.abs().amax(-1, keepdim=True) / 448
             part[:, :LATENT] = (groups / scales).to(torch.float8_e4m3fn).view(torch.uint8).flatten(1)
             part[:, LATENT : LATENT + 16] = scales.flatten(1).view(torch.uint8)
+            numbers[:, LATENT + self.dims.rope :] = 0
             part[:, LATENT + 16 :] = numbers[:, LATENT:].to(DTYPE).view(torch.uint8)
         return rows
 
@@ -156,7 +178,7 @@ class SparseCase:
         """The queries with as many heads as a kernel takes."""
         if heads == self.heads:
             return self.query
-        query = fill(self.query, (len(self.query), heads, ROW))
+        query = fill(self.query, (len(self.query), heads, self.dims.row))
         query[:, : self.heads] = self.query
         return query
 
@@ -164,14 +186,14 @@ class SparseCase:
 class PrefillCase:
     def __init__(self, case):
         self.query_lens, self.key_lens = zip(*case["requests"])
-        self.heads, self.causal = case["heads"], case["causal"]
+        self.heads, self.causal, self.dims = case["heads"], case["causal"], Dims(case)
 
     def packed(self):
         tokens, keys = sum(self.query_lens), sum(self.key_lens)
         return (
-            normal(tokens, self.heads, NOPE + ROPE, deviation=1.0),
-            normal(keys, self.heads, NOPE + ROPE, deviation=1.0),
-            normal(keys, self.heads, VALUE, deviation=1.0),
+            normal(tokens, self.heads, self.dims.qk, deviation=1.0),
+            normal(keys, self.heads, self.dims.qk, deviation=1.0),
+            normal(keys, self.heads, self.dims.value, deviation=1.0),
         )
 
     def starts(self):
@@ -234,7 +256,8 @@ class FlashMla:
 
         def attend(schedule, splits):
             return self.forward(
-                case.query, case.cache, LATENT, case.lens, case.table, SCALE, True, schedule, splits, None
+                case.query, case.cache, case.dims.latent, case.lens, case.table, case.dims.scale, True, schedule, splits,
+                None,
             )
 
         *_, schedule, splits = attend(None, None)
@@ -254,7 +277,8 @@ class FlashMla:
             # W_UK's product is there already; the rotary part comes beside it.
             query[..., LATENT:].copy_(step.query[..., NOPE:])
             return self.forward(
-                case.query, case.cache, LATENT, case.lens, case.table, SCALE, True, schedule, splits, None
+                case.query, case.cache, case.dims.latent, case.lens, case.table, case.dims.scale, True, schedule, splits,
+                None,
             )
 
         *_, schedule, splits = attend(None, None)
@@ -268,11 +292,13 @@ class FlashMla:
         heads = 64 if case.heads <= 64 else 128
         padded = case.padded(heads)
         if case.format == "bf16":
-            rows, lists = case.rows.view(-1, 1, ROW), case.slots[:, None]
+            rows, lists = case.rows.view(-1, 1, case.dims.row), case.slots[:, None]
             counts = None if bool((case.slots >= 0).all()) else case.valid
 
             def attend_rows(query, counts):
-                return torch.ops._flashmla_C.sparse_prefill_fwd(query, rows, lists, SCALE, LATENT, None, counts, None)
+                return torch.ops._flashmla_C.sparse_prefill_fwd(
+                    query, rows, lists, case.dims.scale, case.dims.latent, None, counts, None
+                )
 
             return {
                 "e2e_us": Recording(lambda: attend_rows(case.padded(heads, torch.Tensor.new_empty), case.valid)),
@@ -292,7 +318,7 @@ class FlashMla:
             return torch.ops._flashmla_C.sparse_decode_fwd(
                 query.view(*shape, heads, ROW), rows, lists, None, None,  # topk_length, attn_sink
                 schedule, splits, None, None, None,                       # extra_kv, extra_indices, extra_topk_length
-                LATENT, SCALE, None,                                      # d_v, scale, out
+                LATENT, case.dims.scale, None,                            # d_v, scale, out
             )
 
         *_, schedule, splits = attend(padded, None, None)
@@ -323,14 +349,16 @@ class FlashAttention3:
 
     def plan(self, case):
         return self.schedule(
-            case.requests, case.queries, case.longest, case.heads, 1, ROPE, LATENT, DTYPE, case.lens, case.starts,
-            None, None, None, None, PAGE, 0, True, -1, -1, False, 0, None, 0,
+            case.requests, case.queries, case.longest, case.heads, 1, case.dims.columns, case.dims.latent, DTYPE,
+            case.lens, case.starts, None, None, None, None, PAGE, 0, True, -1, -1, False, 0, None, 0,
         )
 
     def attend(self, case, latent, rope, schedule):
+        width = case.dims.latent
         return self.call(
-            rope, case.cache[..., LATENT:], case.cache[..., :LATENT], q_v=latent, starts=case.starts, lens=case.lens,
+            rope, case.cache[..., width:], case.cache[..., :width], q_v=latent, starts=case.starts, lens=case.lens,
             max_lens=(case.queries, case.longest), table=case.table, causal=True, schedule=schedule,
+            scale=case.dims.scale,
         )
 
     def decode(self, case):
@@ -383,7 +411,8 @@ class FlashAttention3:
         case = SparseCase(case)
         if case.format != "bf16":
             raise ValueError(f"takes caches of bf16, not {case.format}")
-        latent, rope = case.query[..., :LATENT].contiguous(), case.query[..., LATENT:].contiguous()
+        dims, width = case.dims, case.dims.latent
+        latent, rope = case.query[..., :width].contiguous(), case.query[..., width:].contiguous()
         rows = case.rows[:, None, None]
         tokens, topk = case.slots.shape
 
@@ -392,14 +421,14 @@ class FlashAttention3:
 
         def attend(starts, schedule):
             return self.call(
-                rope, rows[..., LATENT:], rows[..., :LATENT], q_v=latent, starts=starts, lens=case.valid,
-                max_lens=(1, topk), table=case.slots, causal=True, schedule=schedule,
+                rope, rows[..., width:], rows[..., :width], q_v=latent, starts=starts, lens=case.valid,
+                max_lens=(1, topk), table=case.slots, causal=True, schedule=schedule, scale=dims.scale,
             )
 
         begin = starts()
         schedule = self.schedule(
-            tokens, 1, topk, case.heads, 1, ROPE, LATENT, DTYPE, case.valid, begin, None, None, None, None, 1, 0, True,
-            -1, -1, False, 0, None, 0,
+            tokens, 1, topk, case.heads, 1, dims.columns, width, DTYPE, case.valid, begin, None, None, None, None, 1, 0,
+            True, -1, -1, False, 0, None, 0,
         )
         return {
             "e2e_us": Recording(lambda: attend(starts(), None)),
@@ -411,7 +440,10 @@ class FlashAttention3:
         (q, k, v), (starts, key_starts) = case.packed(), case.starts()
         max_lens = (max(case.query_lens), max(case.key_lens))
         return {"e2e_us": Recording(
-            lambda: self.call(q, k, v, starts=starts, key_starts=key_starts, max_lens=max_lens, causal=case.causal)
+            lambda: self.call(
+                q, k, v, starts=starts, key_starts=key_starts, max_lens=max_lens, causal=case.causal,
+                scale=case.dims.scale,
+            )
         )}
 
 
@@ -444,16 +476,17 @@ class FlashInfer:
         case = DecodeCase(case)
         wrapper = self.library.mla.BatchMLAPagedAttentionWrapper(self.workspace, backend=self.backend)
         latent, rope = case.rows()
-        rows = case.cache.view(-1, PAGE, ROW)
-        latents, ropes = rows[..., :LATENT].contiguous(), rows[..., LATENT:].contiguous()
+        dims = case.dims
+        rows = case.cache.view(-1, PAGE, dims.row)
+        latents, ropes = rows[..., : dims.latent].contiguous(), rows[..., dims.latent :].contiguous()
         pages = (case.lens + PAGE - 1) // PAGE
         page_starts = offsets(pages.tolist())
         used = torch.cat([table[:count] for table, count in zip(case.table, pages.tolist())])
 
         def plan():
             wrapper.plan(
-                case.starts, page_starts, used, case.lens, case.heads, LATENT, ROPE, PAGE, case.queries > 1, SCALE,
-                DTYPE, DTYPE,
+                case.starts, page_starts, used, case.lens, case.heads, dims.latent, dims.columns, PAGE,
+                case.queries > 1, dims.scale, DTYPE, DTYPE,
             )
             torch.cuda.synchronize()
 
@@ -473,8 +506,8 @@ class FlashInfer:
         (q, k, v), (starts, key_starts) = case.packed(), case.starts()
         wrapper = self.library.BatchPrefillWithRaggedKVCacheWrapper(self.workspace, "NHD", backend=self.backend)
         wrapper.plan(
-            starts, key_starts, case.heads, case.heads, NOPE + ROPE, VALUE, causal=case.causal, sm_scale=SCALE,
-            q_data_type=DTYPE,
+            starts, key_starts, case.heads, case.heads, case.dims.qk, case.dims.value, causal=case.causal,
+            sm_scale=case.dims.scale, q_data_type=DTYPE,
         )
         return {"planned_us": Recording(lambda: wrapper.run(q, k, v, return_lse=True))}
 
@@ -517,21 +550,21 @@ class TritonMla:
         case = DecodeCase(case)
         if case.queries != 1:
             raise ValueError("takes one query token per request")
-        query = case.query[:, 0]
+        query, width = case.query[:, 0], case.dims.latent
         # As many splits as vLLM chooses, by the longest request.
         processors = torch.cuda.get_device_properties(0).multi_processor_count
         splits = min(self.next_power_of_2(max(1, case.longest // 512)), 2 * processors)
-        partial = torch.empty(case.requests, case.heads, splits, LATENT + 1, device="cuda")
+        partial = torch.empty(case.requests, case.heads, splits, width + 1, device="cuda")
         scale = torch.ones((), device="cuda")
 
         def outputs():
             shape = (case.requests, case.heads)
-            return tuple(torch.zeros(size, dtype=DTYPE, device="cuda") for size in ((*shape, LATENT), shape))
+            return tuple(torch.zeros(size, dtype=DTYPE, device="cuda") for size in ((*shape, width), shape))
 
         def attend(out, lse):
             self.forward(
-                query, case.cache, case.cache[..., :LATENT], out, lse, case.table, case.lens, partial, splits, SCALE,
-                PAGE, k_scale=scale, v_scale=scale, is_mla=True,
+                query, case.cache, case.cache[..., :width], out, lse, case.table, case.lens, partial, splits,
+                case.dims.scale, PAGE, k_scale=scale, v_scale=scale, is_mla=True,
             )
 
         ready = outputs()
@@ -550,10 +583,10 @@ class TorchFlash:
         max_lens = (max(case.query_lens), max(case.key_lens))
 
         def padded():
-            return torch.nn.functional.pad(v, (0, NOPE + ROPE - VALUE))
+            return torch.nn.functional.pad(v, (0, case.dims.qk - case.dims.value))
 
         def attend(values):
-            self.forward(q, k, values, starts, key_starts, *max_lens, 0.0, case.causal, False, scale=SCALE)
+            self.forward(q, k, values, starts, key_starts, *max_lens, 0.0, case.causal, False, scale=case.dims.scale)
 
         ready = padded()
         return {"e2e_us": Recording(lambda: attend(padded())), "planned_us": Recording(lambda: attend(ready))}
@@ -573,7 +606,7 @@ class TorchEfficient:
         mask = 2 if case.causal else 0
         return {"e2e_us": Recording(
             lambda: self.forward(
-                q[None], k[None], v[None], None, starts, key_starts, *max_lens, 0.0, mask, True, scale=SCALE
+                q[None], k[None], v[None], None, starts, key_starts, *max_lens, 0.0, mask, True, scale=case.dims.scale
             )
         )}
 
@@ -590,7 +623,8 @@ class Cudnn:
             raise ValueError("takes requests of one length without context")
         shape = (len(case.query_lens), case.query_lens[0], case.heads)
         q, k, v = (
-            normal(*shape, width, deviation=1.0).transpose(1, 2) for width in (NOPE + ROPE, NOPE + ROPE, VALUE)
+            normal(*shape, width, deviation=1.0).transpose(1, 2)
+            for width in (case.dims.qk, case.dims.qk, case.dims.value)
         )
         attend = torch.nn.functional.scaled_dot_product_attention
         with self.context():
@@ -613,28 +647,29 @@ class SdpaFolded(Sdpa):
     def decode(self, case):
         if len({tuple(request) for request in case["requests"]}) > 1 or case["requests"][0][0] != 1:
             raise ValueError("takes requests of one token and of one length")
-        requests, (_, length) = len(case["requests"]), case["requests"][0]
-        query = self.random(case, requests, 1, case["heads"], ROW)
-        return {"e2e_us": Clock(self.prepare(query, self.random(case, requests, 1, length, ROW)))}
+        requests, (_, length), dims = len(case["requests"]), case["requests"][0], Dims(case)
+        row = dims.latent + dims.rope
+        query = self.random(case, requests, 1, case["heads"], row)
+        return {"e2e_us": Clock(self.prepare(dims, query, self.random(case, requests, 1, length, row)))}
 
-    def prepare(self, query, rows):
-        return lambda: self.attend(query, rows, rows, scale=SCALE)[..., :LATENT]
+    def prepare(self, dims, query, rows):
+        return lambda: self.attend(query, rows, rows, scale=dims.scale)[..., : dims.latent]
 
 
 class SdpaExpanded(SdpaFolded):
     """The rows of the cache repeated for each head, without a copy."""
 
-    def prepare(self, query, rows):
+    def prepare(self, dims, query, rows):
         per_head, every = query.transpose(1, 2).contiguous(), rows.expand(-1, query.shape[2], -1, -1)
-        return lambda: self.attend(per_head, every, every, scale=SCALE)[..., :LATENT]
+        return lambda: self.attend(per_head, every, every, scale=dims.scale)[..., : dims.latent]
 
 
 class SdpaProducts(SdpaFolded):
     """Two batched products with a softmax between them."""
 
-    def prepare(self, query, rows):
-        query, keys, values = query[:, 0], rows[:, 0].transpose(1, 2), rows[:, 0, :, :LATENT]
-        return lambda: torch.softmax((query * SCALE) @ keys, -1) @ values
+    def prepare(self, dims, query, rows):
+        query, keys, values = query[:, 0], rows[:, 0].transpose(1, 2), rows[:, 0, :, : dims.latent]
+        return lambda: torch.softmax((query * dims.scale) @ keys, -1) @ values
 
 
 class SdpaPlain(Sdpa):
@@ -644,8 +679,8 @@ class SdpaPlain(Sdpa):
         lens = {length for request in case["requests"] for length in request}
         if len(lens) > 1 or not case["causal"]:
             raise ValueError("takes requests of one length without context")
-        shape = (len(case["requests"]), case["heads"], *lens)
-        q, k, v = (self.random(case, *shape, width) for width in (NOPE + ROPE, NOPE + ROPE, VALUE))
+        shape, dims = (len(case["requests"]), case["heads"], *lens), Dims(case)
+        q, k, v = (self.random(case, *shape, width) for width in (dims.qk, dims.qk, dims.value))
         return {"e2e_us": Clock(self.prepare(q, k, v))}
 
     def prepare(self, q, k, v):
@@ -656,8 +691,9 @@ class SdpaPadded(SdpaPlain):
     """Values widened to the keys' width, before the clock starts."""
 
     def prepare(self, q, k, v):
-        v = torch.nn.functional.pad(v, (0, NOPE + ROPE - VALUE))
-        return lambda: self.attend(q, k, v, is_causal=True)[..., :VALUE].transpose(1, 2)
+        width = v.shape[-1]
+        v = torch.nn.functional.pad(v, (0, q.shape[-1] - width))
+        return lambda: self.attend(q, k, v, is_causal=True)[..., :width].transpose(1, 2)
 
 
 PEERS = {

@@ -54,8 +54,10 @@ pub struct IndexWeights {
     pub query: Tensor,
     /// The weight and bias of `indexer.k_norm`, `[D]` each.
     pub norm: [Tensor; 2],
-    /// Cosines and sines, `[positions, R/2]` each, in f32.
-    pub angles: [Tensor; 2],
+    /// Cosines and sines, `[positions, R/2]` each, in f32; `None` if keys are not rotated.
+    pub angles: Option<[Tensor; 2]>,
+    /// The table `indexer.index_kpool_compress_ape`, `[K, D]`, if keys are pooled.
+    pub pool: Option<Tensor>,
 }
 
 /// The inputs of a selection that come from the new tokens' hidden states.
@@ -67,6 +69,8 @@ pub struct IndexInputs<'a> {
     pub keys: &'a Tensor,
     /// The weights of the indexer's heads, `[…, heads]`.
     pub head_weights: &'a Tensor,
+    /// The gates of the keys, `[…, D]`, if these are pooled.
+    pub gates: Option<&'a Tensor>,
 }
 
 impl Attention {
@@ -288,11 +292,14 @@ pub fn attend<'t>(
 /// [`attend`].
 ///
 /// It writes the new tokens' index keys to `cache`, `[pages, page size · (D + 4)]` of u8, and
-/// computes scores of all index keys. The following layers without an indexer use the same lists.
+/// computes scores of all index keys. With pooled keys a page has [`IndexerConfig::page_bytes`]. The
+/// following layers without an indexer use the same lists.
 ///
 /// # Errors
 ///
 /// If the layer has no indexer, and in the cases of [`attend`].
+///
+/// [`IndexerConfig::page_bytes`]: mla_runtime::model::IndexerConfig::page_bytes
 pub fn select(
     step: &mut Workspace,
     layer: &Layer,

@@ -6,7 +6,7 @@ use mla_candle::{Attention, IndexInputs, IndexWeights, Layer, Lending, Workspace
 use mla_cpu::Cpu;
 use mla_runtime::backend::StepLimits;
 use mla_runtime::layer::StepRequest;
-use mla_runtime::model::{HeadDims, IndexerConfig, MlaDims, Rope, RotaryStyle};
+use mla_runtime::model::{HeadDims, IndexerConfig, KvFormat, MlaDims, Rope};
 use mla_runtime::spec::{Problem, QueryLen};
 
 const HEADS: usize = 3;
@@ -180,6 +180,36 @@ fn a_tensor_that_does_not_fit_is_refused_by_name_with_nothing_written() -> Resul
     Ok(())
 }
 
+// Rows of 64 bytes of e4m3, 16 rotary keys in bf16 and a scale are 100 bytes, which engines fill up.
+#[test]
+fn rows_of_fp8_per_token_may_be_filled_up() -> Result<()> {
+    let problem = problem().with_kv_format(KvFormat::Fp8PerToken);
+    let attention = Attention::new(&Device::Cpu, &problem, SCALE)?;
+    let mut step = attention.workspace(&limits())?;
+    let planned = step.plan(&[StepRequest::new(20, 20, &[5, 2])])?;
+    step.prepare(&attention, &planned)?;
+    let layer = Layer::new(attention, random(&[HEADS * (NOPE + V), LATENT])?);
+    let query = random(&[20, HEADS, NOPE + ROPE])?;
+    let (latent, rope) = (random(&[20, LATENT])?, random(&[20, ROPE])?);
+    let mut run = |width: usize| -> Result<[Tensor; 2]> {
+        let cache = Tensor::zeros((PAGES, PAGE, width), DType::U8, &Device::Cpu)?;
+        let out = Tensor::zeros((20, HEADS, V), DType::F32, &Device::Cpu)?;
+        attend(&mut step, &layer, &query, &latent, &rope, &cache, &out)?;
+        Ok([out, cache])
+    };
+    let [[out, rows], [filled, filled_rows]] = [run(100)?, run(112)?];
+    assert!(out.abs()?.max_all()?.to_scalar::<f32>()? > 0.1);
+    assert_eq!(difference(&out, &filled)?, 0.0);
+    let bytes = |cache: &Tensor| cache.narrow(2, 0, 100)?.flatten_all()?.to_vec1::<u8>();
+    assert_eq!(bytes(&rows)?, bytes(&filled_rows)?);
+    let refused = run(101).unwrap_err().to_string();
+    assert!(
+        refused.contains("[pages, 16, 100 or 112 values of 1 bytes]"),
+        "{refused}"
+    );
+    Ok(())
+}
+
 #[test]
 fn an_engine_s_threads_share_layers_and_hand_on_workspaces() {
     const fn shared<T: Send + Sync>() {}
@@ -225,6 +255,7 @@ const SLOTS: u32 = 8;
 struct Prompt {
     hidden: [Tensor; 3],
     index: [Tensor; 3],
+    gates: Tensor,
 }
 
 impl Prompt {
@@ -240,19 +271,19 @@ impl Prompt {
                 random(&[tokens, INDEX_WIDTH])?,
                 random(&[tokens, INDEX_HEADS])?,
             ],
+            gates: random(&[tokens, INDEX_WIDTH])?,
         })
     }
 
-    /// Returns the prompt's tokens from `start` on.
-    fn rest(&self, start: usize) -> Result<Self> {
-        let cut = |tensors: &[Tensor; 3]| -> Result<[Tensor; 3]> {
-            let [a, b, c] = tensors;
-            let cut = |it: &Tensor| it.narrow(0, start, it.dim(0)? - start);
-            Ok([cut(a)?, cut(b)?, cut(c)?])
-        };
+    /// Returns `tokens` tokens of the prompt from `start` on.
+    fn part(&self, start: usize, tokens: usize) -> Result<Self> {
+        let cut = |it: &Tensor| it.narrow(0, start, tokens);
+        let cut_all =
+            |[a, b, c]: &[Tensor; 3]| Ok::<_, candle_core::Error>([cut(a)?, cut(b)?, cut(c)?]);
         Ok(Self {
-            hidden: cut(&self.hidden)?,
-            index: cut(&self.index)?,
+            hidden: cut_all(&self.hidden)?,
+            index: cut_all(&self.index)?,
+            gates: cut(&self.gates)?,
         })
     }
 }
@@ -264,19 +295,28 @@ struct Sparse {
     caches: [Tensor; 2],
     index_cache: Tensor,
     step: Workspace,
+    /// True if the prompt's gates are handed over.
+    gated: bool,
 }
 
 impl Sparse {
+    /// Makes the model with an indexer of `slots` slots, whose keys are pooled and not rotated if
+    /// its weights have a table of pools, and rotated otherwise.
     fn new(slots: u32, kv_b: &Tensor, index: &IndexWeights) -> Result<Self> {
         let [heads, width, rope] = [INDEX_HEADS, INDEX_WIDTH, ROPE].map(|n| n as u32);
         let config = IndexerConfig::new(heads, width, rope, slots);
+        let config = match index.pool {
+            None => config,
+            Some(_) => config.with_rope(0).with_pool(4).with_tail(8),
+        };
         let problem = problem().with_sparse(true);
         let attention = Attention::new(&Device::Cpu, &problem, SCALE)?.with_indexer(&config)?;
-        let page = PAGE * (INDEX_WIDTH + 4);
+        let page = config.page_bytes(PAGE);
         let indexed = IndexWeights {
             query: index.query.clone(),
             norm: index.norm.clone(),
             angles: index.angles.clone(),
+            pool: index.pool.clone(),
         };
         Ok(Self {
             layers: [
@@ -285,6 +325,7 @@ impl Sparse {
             ],
             caches: [cache()?, cache()?],
             index_cache: Tensor::zeros((PAGES, page), DType::U8, &Device::Cpu)?,
+            gated: index.pool.is_some(),
             step: attention.workspace(&limits().with_decode_query_len(64))?,
             attention,
         })
@@ -303,6 +344,7 @@ impl Sparse {
             query_latent,
             keys,
             head_weights,
+            gates: self.gated.then_some(&prompt.gates),
         };
         select(&mut self.step, &self.layers[0], &inputs, &self.index_cache)?;
         let mut outs = Vec::new();
@@ -322,16 +364,33 @@ fn index_weights() -> Result<IndexWeights> {
     Ok(IndexWeights {
         query: random(&[INDEX_HEADS * INDEX_WIDTH, QUERY_RANK])?,
         norm: [random(&[INDEX_WIDTH])?, random(&[INDEX_WIDTH])?],
-        angles: [cos?, sin?],
+        angles: Some([cos?, sin?]),
+        pool: None,
+    })
+}
+
+/// Returns weights of an indexer that pools four keys.
+fn pooled_index_weights() -> Result<IndexWeights> {
+    Ok(IndexWeights {
+        angles: None,
+        pool: Some(random(&[4, INDEX_WIDTH])?),
+        ..index_weights()?
     })
 }
 
 #[test]
 fn a_sparse_layer_attends_to_what_its_indexer_chooses() -> Result<()> {
-    let (kv_b, index) = (random(&[HEADS * (NOPE + V), LATENT])?, index_weights()?);
+    for index in [index_weights()?, pooled_index_weights()?] {
+        attends_to_what_its_indexer_chooses(&index)?;
+    }
+    Ok(())
+}
+
+fn attends_to_what_its_indexer_chooses(index: &IndexWeights) -> Result<()> {
+    let kv_b = random(&[HEADS * (NOPE + V), LATENT])?;
     let prompt = Prompt::new(40)?;
-    let mut few = Sparse::new(SLOTS, &kv_b, &index)?;
-    let mut all = Sparse::new(64, &kv_b, &index)?;
+    let mut few = Sparse::new(SLOTS, &kv_b, index)?;
+    let mut all = Sparse::new(64, &kv_b, index)?;
     let [chosen, shared] = few.forward(&prompt, 40)?;
     let [everything, _] = all.forward(&prompt, 40)?;
     // The second layer has the same tensors and shares the lists, so it gives the same result.
@@ -353,19 +412,9 @@ fn a_sparse_layer_attends_to_what_its_indexer_chooses() -> Result<()> {
     assert!(difference(&everything, &dense)? < 1e-4);
 
     // The prompt is run in two parts. The second part reads the keys that the first one wrote.
-    let mut parts = Sparse::new(SLOTS, &kv_b, &index)?;
-    let start = Prompt {
-        hidden: prompt
-            .hidden
-            .clone()
-            .map(|it| it.narrow(0, 0, 30).expect("rows")),
-        index: prompt
-            .index
-            .clone()
-            .map(|it| it.narrow(0, 0, 30).expect("rows")),
-    };
-    parts.forward(&start, 30)?;
-    let [rest, _] = parts.forward(&prompt.rest(30)?, 40)?;
+    let mut parts = Sparse::new(SLOTS, &kv_b, index)?;
+    parts.forward(&prompt.part(0, 30)?, 30)?;
+    let [rest, _] = parts.forward(&prompt.part(30, 10)?, 40)?;
     assert!(difference(&rest, &chosen.narrow(0, 30, 10)?)? < 1e-5);
     Ok(())
 }
@@ -378,6 +427,7 @@ fn a_selection_without_an_indexer_is_refused() -> Result<()> {
         query_latent: &tensor,
         keys: &tensor,
         head_weights: &tensor,
+        gates: None,
     };
     let refused = select(&mut step, &layer, &inputs, &cache()?).unwrap_err();
     assert!(
@@ -399,5 +449,15 @@ fn a_selection_without_an_indexer_is_refused() -> Result<()> {
         refused.contains("index cache: given u8 [8, 7]"),
         "{refused}"
     );
+    let kv_b = random(&[HEADS * (NOPE + V), LATENT])?;
+    for (index, gated, message) in [
+        (index_weights()?, true, "index gates: given some without"),
+        (pooled_index_weights()?, false, "index gates: given none"),
+    ] {
+        let mut sparse = Sparse::new(SLOTS, &kv_b, &index)?;
+        sparse.gated = gated;
+        let refused = sparse.forward(&Prompt::new(4)?, 4).unwrap_err().to_string();
+        assert!(refused.contains(message), "{refused}");
+    }
     Ok(())
 }

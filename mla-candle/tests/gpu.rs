@@ -70,7 +70,8 @@ impl Inputs {
         let layer = Layer::new(attention.clone(), here(&self.kv_b)?).with_indexer(IndexWeights {
             query: here(weights)?,
             norm: [here(norm)?, here(bias)?],
-            angles: [cos?, sin?],
+            angles: Some([cos?, sin?]),
+            pool: None,
         });
         let cache = Tensor::zeros((PAGES, PAGE, 576), DType::BF16, device)?;
         let index_cache = Tensor::zeros((PAGES, PAGE * 132), DType::U8, device)?;
@@ -93,6 +94,7 @@ impl Inputs {
                     query_latent: &first(query_latent)?,
                     keys: &first(keys)?,
                     head_weights: &first(head_weights)?,
+                    gates: None,
                 };
                 select(&mut step, &layer, &inputs, &index_cache)?;
             }

@@ -431,18 +431,31 @@ fn cases_of_a_file_are_attention_in_a_dtype_or_steps_of_a_layer() {
     let cases = file(
         "cases.json",
         r#"{"protocol": "", "layer": [{"id": "l", "h": 1, "batch": "2q1s70_q20s90"}],
-            "decode": [{"id": "d", "b": 2, "h": 1, "s_q": 1, "kv": 70, "dtype": "f32"}]}"#,
+            "decode": [{"id": "d", "b": 2, "h": 1, "s_q": 1, "kv": 70, "dtype": "f32"},
+                       {"id": "r", "b": 1, "h": 2, "s_q": 1, "kv": 9, "dims": "8x4x0x4"}],
+            "prefill": [{"id": "p", "h": 2, "q": [5], "causal": true, "dims": "8x4x0x6"}]}"#,
     );
     let line = format!("--cases {cases} --samples 2 --warm-up 0 --cold-cache off --check 4");
     let (text, report) = bench("cases-of-a-file", &line);
-    assert_eq!(column(&report, "id"), ["d", "l"]);
-    assert_eq!(column(&report, "kind"), ["decode", "layer"]);
-    assert_eq!(column(&report, "tokens"), [2, 22]);
+    assert_eq!(column(&report, "id"), ["d", "r", "p", "l"]);
+    assert_eq!(
+        column(&report, "kind"),
+        ["decode", "decode", "prefill", "layer"]
+    );
+    assert_eq!(column(&report, "tokens"), [2, 1, 5, 22]);
     // There are 2·H·(2L + R) FLOP for each of 140 pairs, and 4 bytes per element.
     let cost = &report["rows"][0]["cost"];
     assert_eq!(cost["flop"], json!(2.0 * (2.0 * 512.0 + 64.0) * 140.0));
     assert!(cost["bytes"].as_f64().unwrap() > 140.0 * 576.0 * 4.0);
-    assert!(report["rows"][1]["errors"]["pass"] == true, "{text}");
+    // There are 2·H·(2L) FLOP for each of 9 pairs, and 2·H·(P + V) for each of 15.
+    let flops = [1, 2].map(|row| report["rows"][row]["cost"]["flop"].clone());
+    assert_eq!(flops, [json!(4.0 * 16.0 * 9.0), json!(4.0 * 10.0 * 15.0)]);
+    for row in 1..4 {
+        assert!(
+            report["rows"][row]["errors"]["pass"] == true,
+            "{row}: {text}"
+        );
+    }
 }
 
 #[test]

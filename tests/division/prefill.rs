@@ -17,11 +17,21 @@ const COMBINE_ROWS: f64 = 1.5;
 const WORTHWHILE: f64 = 0.95;
 const ASK_ITEM: f64 = 0.034;
 
+const DIMS: [[i32; 3]; 6] = [
+    [128, 64, 128],
+    [192, 64, 256],
+    [192, 64, 128],
+    [64, 64, 128],
+    [256, 0, 256],
+    [64, 32, 64],
+];
+
 #[derive(Clone, Debug)]
 struct Batch {
     heads: usize,
     causal: bool,
-    value_dim: i32,
+    /// The head's part of a query, its rotary part, and a value.
+    dims: [i32; 3],
     /// Query and key tokens of each request.
     lens: Vec<(usize, usize)>,
     ctas: usize,
@@ -32,7 +42,7 @@ impl Batch {
         Self {
             heads,
             causal: false,
-            value_dim: 128,
+            dims: [128, 64, 128],
             lens: vec![(queries, keys); requests],
             ctas: 132,
         }
@@ -151,7 +161,9 @@ impl Batch {
             max_key_len: max_key_len as i32,
             query_tokens: queries[self.lens.len()],
             key_tokens: keys[self.lens.len()],
-            value_dim: self.value_dim,
+            nope_dim: self.dims[0],
+            rope_dim: self.dims[1],
+            value_dim: self.dims[2],
             causal: i32::from(self.causal),
             ..MlaPrefillParams::default()
         }
@@ -186,7 +198,11 @@ impl Batch {
         } else {
             keys
         };
-        visible.div_ceil(if self.value_dim == 256 { 64 } else { 128 })
+        visible.div_ceil(match self.dims {
+            [_, _, 256] => 64,
+            [192, _, _] => 96,
+            _ => 128,
+        })
     }
 
     fn query_tiles(&self) -> impl Iterator<Item = (usize, usize, usize)> {
@@ -357,7 +373,7 @@ fn later_ends(seed: u64, runs: u32, max_requests: u32, max_heads: u32) -> (f64, 
                 })
                 .collect(),
             causal: run % 2 == 0,
-            value_dim: [64, 128, 256][below(3)],
+            dims: DIMS[below(6)],
             heads: 1 + below(max_heads),
             ctas: 132,
         };
@@ -449,7 +465,7 @@ fn dividing_random_batches_is_exact_and_pays() {
         let batch = Batch {
             heads: 1 + below(max_heads),
             causal: below(2) == 1,
-            value_dim: [64, 128, 256][below(3)],
+            dims: DIMS[below(6)],
             lens: (0..=below(max_requests))
                 .map(|_| {
                     let max = [1 << (1 + below(11)), 1 << (4 + below(13))];
@@ -495,7 +511,7 @@ fn dividing_thousands_of_requests_and_empty_ones_is_exact() {
         let batch = Batch {
             lens: lens.collect(),
             causal: run % 2 == 0,
-            value_dim: [64, 128, 256][run / 2 % 3],
+            dims: DIMS[run / 2 % 6],
             heads,
             ctas: 1 + below(160),
         };
@@ -573,7 +589,7 @@ fn dividing_the_long_ones_of_many_random_requests_is_exact_and_pays() {
         let batch = Batch {
             lens: lens.collect(),
             causal: below(2) == 1,
-            value_dim: [64, 128, 256][below(3)],
+            dims: DIMS[below(6)],
             heads: 1 + below(max_heads),
             ctas: 1 + below(160),
         };
@@ -605,7 +621,7 @@ fn a_question_that_is_spared_would_not_have_paid() {
         let batch = Batch {
             lens: lens.collect(),
             causal,
-            value_dim: [64, 128, 256][below(3)],
+            dims: DIMS[below(6)],
             heads: 1 + below(8),
             ctas: 132,
         };
@@ -645,7 +661,7 @@ fn few_items_of_equal_requests_are_empty() {
     for _ in 0..300 {
         let mut below = |max: u32| rng.random_range(0..max) as usize;
         let batch = Batch {
-            value_dim: [64, 128, 256][below(3)],
+            dims: DIMS[below(6)],
             ..Batch::prompt(1 + below(6), 1 + below(5000))
         };
         let items = batch.items_if_said(true, batch.longest_request().1);
@@ -665,7 +681,7 @@ fn equal_requests_are_divided_exactly_and_others_by_their_lengths() {
         let keys = queries + below(40_000);
         let batch = Batch {
             causal: below(2) == 1,
-            value_dim: [64, 128, 256][below(3)],
+            dims: DIMS[below(6)],
             ..Batch::context(1 + below(20), 1 + below(9), queries, keys)
         };
         match batch.items_told_equal() {
@@ -702,8 +718,8 @@ fn arguments_that_cannot_be_divided_are_refused() {
     params.cu_query_lens = starts.as_ptr();
     assert!(refusal(&params, 1).unwrap_err().contains("cu_key_lens"));
     params.cu_key_lens = starts.as_ptr();
-    assert!(refusal(&params, 1).unwrap_err().contains("value_dim"));
-    params.value_dim = 128;
+    assert!(refusal(&params, 1).unwrap_err().contains("nope_dim"));
+    [params.nope_dim, params.rope_dim, params.value_dim] = DIMS[0];
     refusal(&params, 1).unwrap();
     assert!(refusal(&params, 0).unwrap_err().contains("ctas"));
     assert!(refusal(&params, 257).unwrap_err().contains("ctas"));

@@ -147,6 +147,7 @@ int main(int argc, char** argv) {
         {"ragged", 3, {40, 0, 1, 70}, {90, 5, 0, 70}, 128, 64, 128, true, 6.f}, seed);
     check<H, 192, 128, 1, 4, 64>({"context", 2, {20, 3}, {100, 0}, 128, 64, 128, false}, seed);
     check<B, 256, 256, 1, 4, 64>({"256/256", 1, {70}, {80}, 192, 64, 256}, seed);
+    check<H, 256, 128, 1, 4, 64>({"256/128", 1, {70}, {80}, 192, 64, 128}, seed);
     check<B, 256, 256, 1, 4, 64>({"no rope", 1, {20}, {80}, 256, 0, 256}, seed);
     check<B, 128, 64, 2, 4, 64>({"128/64", 1, {70}, {80}, 64, 64, 64}, seed);
     check<H, 96, 64, 2, 4, 64>({"96/64", 2, {70}, {50}, 64, 32, 64}, seed);
@@ -167,6 +168,7 @@ int main(int argc, char** argv) {
     check<B, 192, 128, 2, 4, 64>({"splits", 2, {70}, {400}, 128, 64, 128, true, 4.f}, seed, 3);
     check<H, 192, 128, 2, 4, 64>(
         {"splits, ragged", 1, {40, 0, 1, 130}, {90, 5, 0, 330}, 128, 64, 128, true, 6.f}, seed, 5);
+    check<B, 256, 128, 1, 4, 64>({"splits, 256/128", 1, {70}, {400}, 192, 64, 128}, seed, 3);
     check<B, 256, 256, 1, 4, 64>({"splits, context", 1, {50}, {300}, 192, 64, 256, false}, seed, 4);
     // Each request has its own number of splits. There is one long request, or two of them, or
     // eight among seventy, which are more than a warp has lanes.

@@ -22,6 +22,14 @@ use crate::tensors::pick;
 const R1: HeadDims = HeadDims::R1;
 const WIDE: HeadDims = HeadDims::new(192, 64, 256);
 const SMALL: HeadDims = HeadDims::new(64, 32, 64);
+const DIMS: [HeadDims; 6] = [
+    R1,
+    WIDE,
+    SMALL,
+    HeadDims::new(192, 64, 128),
+    HeadDims::new(64, 64, 128),
+    HeadDims::new(256, 0, 256),
+];
 const KEY_LAYOUTS: [Option<KeyLayout>; 2] = [Some(KeyLayout::Packed), Some(KeyLayout::Split)];
 
 /// Makes a case of requests with these numbers of query tokens and keys.
@@ -57,7 +65,7 @@ const BOUNDARIES: [usize; 12] = [0, 1, 127, 128, 129, 63, 0, 64, 65, 255, 256, 2
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn lengths_around_every_tile_boundary_mix_in_one_batch() {
-    for dims in [R1, WIDE, SMALL] {
+    for dims in DIMS {
         for dtype in [DType::BF16, DType::F16] {
             for (key_layout, gap) in KEY_LAYOUTS.into_iter().zip([8, 0]) {
                 check(&PrefillCase {
@@ -88,7 +96,7 @@ fn any_lengths_of_queries_and_keys_agree() {
         (4, &[(1000, 1000)]),
     ];
     for (heads, lens) in batches {
-        for dims in [R1, WIDE, SMALL] {
+        for dims in DIMS {
             for causal in [true, false] {
                 check(&PrefillCase {
                     causal,
@@ -124,7 +132,7 @@ fn any_number_of_heads_and_of_requests() {
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn a_graph_with_loose_bounds_replays_for_other_lengths() {
-    for dims in [R1, WIDE, SMALL] {
+    for dims in DIMS {
         for causal in [true, false] {
             let lens = [(300, 700), (0, 77), (1, 257), (130, 641), (257, 64)];
             let case = case(dims, DType::BF16, 2, &lens);
@@ -152,7 +160,7 @@ fn a_graph_with_loose_bounds_replays_for_other_lengths() {
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
 fn scores_may_rise_beyond_what_weights_can_hold() {
     for amplitude in [5.0, 12.0, 35.0] {
-        for dims in [R1, WIDE, SMALL] {
+        for dims in DIMS {
             for dtype in [DType::BF16, DType::F16] {
                 for causal in [false, true] {
                     check(&PrefillCase {
@@ -193,7 +201,7 @@ fn random_ragged_batches_agree() {
                 (queries, keys)
             })
             .collect::<Vec<_>>();
-        let dims = pick(&mut rng, &[R1, R1, WIDE, SMALL]);
+        let dims = pick(&mut rng, &DIMS);
         let dtype = pick(&mut rng, &[DType::BF16, DType::F16]);
         check(&PrefillCase {
             causal: rng.random_range(0..4) > 0,
@@ -314,7 +322,7 @@ fn a_raw_call_takes_the_workspace_that_is_said_and_dims_that_there_are() {
     let launch =
         |params: &raw::MlaPrefillParams| unsafe { raw::mla_prefill_sm90(params, gpu.raw_stream()) };
     let wrong: &[WrongField<raw::MlaPrefillParams>] = &[
-        ("nope_dim", |p| p.nope_dim = 192),
+        ("nope_dim", |p| p.nope_dim = 256),
         ("workspace_bytes", |p| p.workspace_bytes -= 1),
     ];
     each_is_refused(&good.params, wrong, launch);
@@ -327,4 +335,19 @@ fn a_raw_call_takes_the_workspace_that_is_said_and_dims_that_there_are() {
         machine.download(counters).iter().all(|word| *word == 0),
         "a launch leaves its counters as it found them"
     );
+    // A key without rotary part is one whose last columns stand for it.
+    let mut unrotated = draw.prefill_of(DType::F16, [256, 0, 256], 2, true, [&lens, &lens]);
+    let p = &mut unrotated.params;
+    let divided = raw::MlaPrefillParams {
+        key_rope: p.key_nope.wrapping_byte_add(2 * 192),
+        nope_dim: 192,
+        rope_dim: 64,
+        ..*p
+    };
+    p.key_rope = std::ptr::null();
+    (p.key_rope_token_stride, p.key_rope_head_stride) = (0, 0);
+    let expected = unrotated.launched(&machine, &divided, launch);
+    machine.fill(unrotated.outputs[0], 0, 0xff);
+    let outputs = unrotated.launched(&machine, &unrotated.params, launch);
+    assert!(outputs == expected, "a call without rotary part");
 }

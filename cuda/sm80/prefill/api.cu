@@ -15,8 +15,8 @@ struct Dims {
     }
 };
 
-constexpr Dims kDims[] = {
-    {128, 64, 128}, {192, 64, 256}, {64, 64, 128}, {256, 0, 256}, {64, 32, 64}};
+constexpr Dims kDims[] = {{128, 64, 128}, {192, 64, 256}, {192, 64, 128},
+                          {64, 64, 128},  {256, 0, 256},  {64, 32, 64}};
 
 bool has_dims(const MlaPrefillParams& p) {
     for (const Dims& d : kDims)
@@ -28,8 +28,8 @@ MlaStatus check_kernel(const MlaPrefillParams& p) {
     Check check;
     check
         .that(has_dims(p), "nope_dim", p.nope_dim,
-              "with rope_dim and value_dim (128, 64, 128), (192, 64, 256), (64, 64, 128), "
-              "(256, 0, 256) or (64, 32, 64)")
+              "with rope_dim and value_dim (128, 64, 128), (192, 64, 256), (192, 64, 128), "
+              "(64, 64, 128), (256, 0, 256) or (64, 32, 64)")
         .that(p.dtype == MLA_DTYPE_BF16 || p.dtype == MLA_DTYPE_F16, "dtype", p.dtype,
               "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)");
     return check.status();
@@ -129,7 +129,7 @@ template <typename T>
 Variant variant_for(const MlaPrefillParams& p) {
     switch (p.nope_dim + p.rope_dim) {
         case 192: return variant_of<T, 192, 128>();
-        case 256: return variant_of<T, 256, 256>();
+        case 256: return p.value_dim == 128 ? variant_of<T, 256, 128>() : variant_of<T, 256, 256>();
         case 128: return variant_of<T, 128, 128>();
         default: return variant_of<T, 96, 64>();
     }

@@ -164,8 +164,9 @@ MlaStatus launch(const Limits& l, const Shape& s, KernelParams& p, cudaStream_t 
 template <typename T, int kQkDim, int kVDim>
 struct Tiles {
     // With 32 rows, a warp uses each operand from shared memory in two MMAs. With 256 columns of
-    // output, there are registers for 16 rows only.
-    static constexpr int kWarpTiles = kVDim == 256 ? 1 : 2;
+    // output, there are registers for 16 rows only; with 256 columns of queries, 128 rows of a CTA
+    // would not fit the shared memory of every GPU.
+    static constexpr int kWarpTiles = kQkDim == 256 ? 1 : 2;
     using Usual = Config<T, kQkDim, kVDim, kWarpTiles, 4, 64>;
     // The config for batches whose requests all have few rows.
     using Short = Config<T, kQkDim, kVDim, 1, 4, 64>;
@@ -199,10 +200,12 @@ Variant variant_of() {
 
 extern template Variant variant_of<__nv_bfloat16, 192, 128>();
 extern template Variant variant_of<__nv_bfloat16, 256, 256>();
+extern template Variant variant_of<__nv_bfloat16, 256, 128>();
 extern template Variant variant_of<__nv_bfloat16, 128, 128>();
 extern template Variant variant_of<__nv_bfloat16, 96, 64>();
 extern template Variant variant_of<__half, 192, 128>();
 extern template Variant variant_of<__half, 256, 256>();
+extern template Variant variant_of<__half, 256, 128>();
 extern template Variant variant_of<__half, 128, 128>();
 extern template Variant variant_of<__half, 96, 64>();
 

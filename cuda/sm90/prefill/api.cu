@@ -27,6 +27,10 @@ MlaStatus check_shape(const MlaPrefillParams& p) {
     if (p.max_query_len < 0 || p.max_query_len > INT32_MAX - kQueries)
         return refuse("max_query_len", p.max_query_len, "0..=2147483519");
     if (p.max_key_len < 0) return refuse("max_key_len", p.max_key_len, "at least 0");
+    return ok();
+}
+
+MlaStatus check_dtype(const MlaPrefillParams& p) {
     if (p.dtype != MLA_DTYPE_BF16 && p.dtype != MLA_DTYPE_F16)
         return refuse("dtype", p.dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)");
     return ok();
@@ -95,7 +99,7 @@ MlaStatus check_lists(const MlaPrefillParams& p) {
 }
 
 MlaStatus check(const MlaPrefillParams& p) {
-    for (const auto part : {check_shape, check_tensors, check_lists}) {
+    for (const auto part : {check_shape, check_dtype, check_tensors, check_lists}) {
         const MlaStatus s = part(p);
         if (s.code != MLA_OK) return s;
     }
@@ -333,32 +337,18 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     return cuda_status("launch of mla_prefill_sm90", e);
 }
 
-template <typename T>
-MlaStatus run_dtype(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t stream) {
-    const auto is = [&p](int nope, int rope, int value) {
-        return p.nope_dim == nope && p.rope_dim == rope && p.value_dim == value;
-    };
-    if (is(128, 64, 128)) return run<Config_128_64_128<T>>(p, facts, stream);
-    if (is(192, 64, 256)) return run<Config_192_64_256<T>>(p, facts, stream);
-    if (is(64, 32, 64)) return run<Config_64_32_64<T>>(p, facts, stream);
-    return refuse("nope_dim", p.nope_dim,
-                  "(nope_dim, rope_dim, value_dim) of (128,64,128), (192,64,256) or (64,32,64)");
-}
-
 template <typename Config>
-cudaError_t load_both() {
+MlaStatus load_both() {
     const cudaError_t e = load<Config>();
-    return e == cudaSuccess ? load<typename Config::Unsplit>() : e;
+    return cuda_status("load of mla_prefill_sm90",
+                       e == cudaSuccess ? load<typename Config::Unsplit>() : e);
 }
 
-template <typename T>
-MlaStatus load_dtype() {
-    for (const cudaError_t e :
-         {load_both<Config_128_64_128<T>>(), load_both<Config_192_64_256<T>>(),
-          load_both<Config_64_32_64<T>>()}) {
-        if (e != cudaSuccess) return cuda_status("load of mla_prefill_sm90", e);
-    }
-    return ok();
+// Calls `run` with the configuration for the dims and the dtype of `p`.
+template <typename Run>
+MlaStatus with_config_of(const MlaPrefillParams& p, const Run& run) {
+    return p.dtype == MLA_DTYPE_BF16 ? with_config<__nv_bfloat16>(p, run)
+                                     : with_config<__half>(p, run);
 }
 
 }  // namespace
@@ -379,21 +369,26 @@ extern "C" MlaStatus mla_prefill_sm90_workspace(const MlaPrefillParams* params, 
 
 extern "C" MlaStatus mla_prefill_sm90(const MlaPrefillParams* params, void* stream) {
     using namespace mla;
+    using namespace mla::sm90::prefill;
     if (!params) return refuse("params", 0, "a pointer");
-    MlaStatus s = sm90::prefill::check(*params);
+    const MlaPrefillParams p = with_rope(*params);
+    MlaStatus s = check(p);
     if (s.code != MLA_OK) return s;
     DeviceFacts facts;
     s = sm90_facts(facts);
     if (s.code != MLA_OK) return s;
-    if (params->query_tokens == 0 || params->max_query_len == 0) return ok();
-    const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    return params->dtype == MLA_DTYPE_BF16
-               ? sm90::prefill::run_dtype<__nv_bfloat16>(*params, facts, cuda_stream)
-               : sm90::prefill::run_dtype<__half>(*params, facts, cuda_stream);
+    if (p.query_tokens == 0 || p.max_query_len == 0) return ok();
+    return with_config_of(p, [&](auto config) {
+        return run<decltype(config)>(p, facts, static_cast<cudaStream_t>(stream));
+    });
 }
 
-extern "C" MlaStatus mla_load_prefill_sm90(void) {
+extern "C" MlaStatus mla_load_prefill_sm90(const MlaPrefillParams* params) {
+    using namespace mla;
     using namespace mla::sm90::prefill;
-    const MlaStatus s = load_dtype<__nv_bfloat16>();
-    return s.code == MLA_OK ? load_dtype<__half>() : s;
+    if (!params) return refuse("params", 0, "a pointer");
+    const MlaStatus s = check_dtype(*params);
+    if (s.code != MLA_OK) return s;
+    return with_config_of(with_rope(*params),
+                          [](auto config) { return load_both<decltype(config)>(); });
 }

@@ -63,8 +63,6 @@ MlaStatus read(const MlaPrefillParams* params, int32_t ctas, MlaPrefillWorkItem*
     if (room < 0) return refuse("room", room, "at least 0");
     if (!items && room > 0) return refuse("items", 0, "a host pointer");
     if (!count) return refuse("count", 0, "a host pointer");
-    if (p.value_dim != 64 && p.value_dim != 128 && p.value_dim != 256)
-        return refuse("value_dim", p.value_dim, "64, 128 or 256");
     k.cu_q = p.cu_query_lens;
     k.cu_k = p.cu_key_lens;
     k.requests = p.requests;
@@ -78,8 +76,14 @@ MlaStatus read(const MlaPrefillParams* params, int32_t ctas, MlaPrefillWorkItem*
     return ok();
 }
 
-constexpr int kSmallKeys = Config_192_64_256<__half>::kKeys,
-              kLargeKeys = Config_128_64_128<__half>::kKeys;
+// Calls `write` with the configuration for the call's dims; it returns the number of items.
+template <typename Write>
+MlaStatus count_items(const MlaPrefillParams& p, int32_t* count, const Write& write) {
+    return with_config<__half>(with_rope(p), [&](auto config) {
+        *count = write(config);
+        return ok();
+    });
+}
 
 }  // namespace
 }  // namespace mla::sm90::prefill
@@ -94,9 +98,9 @@ extern "C" MlaStatus mla_prefill_sm90_work_items(const MlaPrefillParams* params,
     const MlaStatus status = read(params, ctas, items, room, count, k);
     if (status.code != MLA_OK) return status;
     k.slots = kSlotsPerSm * ctas;
-    *count = params->value_dim == 256 ? write_split<kSmallKeys>(*params, k, ctas, items, room)
-                                      : write_split<kLargeKeys>(*params, k, ctas, items, room);
-    return ok();
+    return count_items(*params, count, [&](auto config) {
+        return write_split<config.kKeys>(*params, k, ctas, items, room);
+    });
 }
 
 extern "C" MlaStatus mla_prefill_sm90_unsplit_work_items(const MlaPrefillParams* params,
@@ -111,7 +115,6 @@ extern "C" MlaStatus mla_prefill_sm90_unsplit_work_items(const MlaPrefillParams*
     if (swizzle_heads < 1) return refuse("swizzle_heads", swizzle_heads, "at least 1");
     k.swizzle_requests = std::min(swizzle_requests, k.requests);
     k.swizzle_heads = std::min(swizzle_heads, k.heads);
-    *count = params->value_dim == 256 ? write_unsplit<kSmallKeys>(k, items, room)
-                                      : write_unsplit<kLargeKeys>(k, items, room);
-    return ok();
+    return count_items(*params, count,
+                       [&](auto config) { return write_unsplit<config.kKeys>(k, items, room); });
 }

@@ -446,6 +446,7 @@ mod tests {
         assert_eq!(counts(include_str!("../../cases/random.json")), [44, 44, 0]);
         assert_eq!(counts(include_str!("../../cases/uneven.json")), [0, 67, 0]);
         assert_eq!(counts(include_str!("../../cases/sparse.json")), [0, 0, 44]);
+        assert_eq!(counts(include_str!("../../cases/dims.json")), [3, 28, 4]);
         assert_eq!(counts(include_str!("../../cases/cpu.json")), [16, 8, 0]);
         assert_eq!(counts(include_str!("../../cases/layer.json")), [0, 0, 0]);
     }

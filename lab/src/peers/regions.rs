@@ -161,7 +161,7 @@ pub(crate) fn scatters(points: &[Point]) -> Vec<Scatter> {
 mod tests {
     use comfy_table::{Cell, Row};
     use mla_runtime::batch::Request;
-    use mla_runtime::model::DType;
+    use mla_runtime::model::{DType, MlaDims};
 
     use super::*;
 
@@ -170,6 +170,7 @@ mod tests {
             id: String::new(),
             heads,
             dtype: DType::BF16,
+            dims: MlaDims::R1,
             requests: requests
                 .iter()
                 .map(|&(q, kv)| Request::new(q, kv))

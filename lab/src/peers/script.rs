@@ -109,6 +109,8 @@ struct Round<'a> {
     kind: &'static str,
     heads: u32,
     dtype: &'static str,
+    /// L, P, R, V.
+    dims: [u32; 4],
     causal: bool,
     /// The numbers of query and kv tokens of each request.
     requests: Vec<[u32; 2]>,
@@ -144,6 +146,12 @@ impl<'a> Round<'a> {
             kind,
             heads: case.heads,
             dtype: case.dtype.name(),
+            dims: [
+                case.dims.latent,
+                case.dims.head.nope,
+                case.dims.head.rope,
+                case.dims.head.v,
+            ],
             causal,
             requests: case.requests.iter().map(|r| [r.q, r.kv]).collect(),
             sparse: match case.kind {

@@ -14,6 +14,7 @@ use crate::lend::{Lending, LentMut, layer_dtype, next};
 /// key. Two tensors have latents `[pages, page size, L]` and rotary keys `[pages, page size, R]`,
 /// for a problem with [`Feature::SplitCache`]. Their dtype is that of the problem's cache format.
 /// For `fp8`, `fp8_ds_mla` and `fp8_per_token` it is u8, and the last axis is the bytes of a row.
+/// Rows of `fp8_per_token` in one tensor may be filled up to a multiple of 16 bytes: 656 for 644.
 /// There may be gaps between pages and between rows.
 ///
 /// [`Feature::SplitCache`]: mla_runtime::spec::Feature::SplitCache
@@ -66,8 +67,8 @@ impl<'t> Cache<'t> {
         let page_size = problem.page_size as usize;
         let rows = next(lent);
         if self.rope.is_none() {
-            let width = format.row_bytes(dims);
-            let (pages, strides) = pages_of(&rows, problem, "cache", width)?;
+            let widths = [format.row_bytes(dims), format.pitch(dims)];
+            let (pages, strides) = pages_of(&rows, problem, "cache", widths)?;
             let layout = CacheLayout::contiguous(dims, format, pages, page_size)
                 .with_page_stride(strides.page_stride)
                 .with_row_stride(strides.row_stride)
@@ -75,10 +76,10 @@ impl<'t> Cache<'t> {
             return CacheMut::new(rows.into_bytes(), layout);
         }
         let rope = next(lent);
-        let width = format.latent_bytes(dims);
-        let (pages, strides) = pages_of(&rows, problem, "cache (latent)", width)?;
-        let width = format.rope_bytes(dims);
-        let (of_rope, rope_strides) = pages_of(&rope, problem, "cache (rope)", width)?;
+        let widths = [format.latent_bytes(dims); 2];
+        let (pages, strides) = pages_of(&rows, problem, "cache (latent)", widths)?;
+        let widths = [format.rope_bytes(dims); 2];
+        let (of_rope, rope_strides) = pages_of(&rope, problem, "cache (rope)", widths)?;
         if pages != of_rope {
             let accepted = format!("{pages}, as there are of latents");
             return Err(Error::argument("pages of rotary keys", of_rope, accepted));
@@ -92,12 +93,13 @@ impl<'t> Cache<'t> {
     }
 }
 
-/// Returns the number of pages of a tensor `[pages, page size, width]`, and its strides.
+/// Returns the number of pages of a tensor `[pages, page size, width]`, and its strides. `bytes` are
+/// those of a row, and those of a row that is filled up.
 fn pages_of<D: Lending>(
     tensor: &LentMut<'_, D>,
     problem: &Problem,
     name: &'static str,
-    row_bytes: usize,
+    bytes: [usize; 2],
 ) -> mla_runtime::Result<(usize, CacheStrides)> {
     let form = tensor.form();
     let strides: Vec<usize> = form.strides().collect();
@@ -111,7 +113,10 @@ fn pages_of<D: Lending>(
     };
     match (form.dims(), &*strides) {
         (&[pages, tokens, width], &[page, row, value])
-            if right_dtype && tokens == page_size && width * size == row_bytes && value == size =>
+            if right_dtype
+                && tokens == page_size
+                && bytes.contains(&(width * size))
+                && value == size =>
         {
             let strides = CacheStrides {
                 page_stride: page,
@@ -121,10 +126,13 @@ fn pages_of<D: Lending>(
         }
         (dims, _) => {
             let given = format!("{} {dims:?}", form.dtype().as_str());
+            let [own, filled] = bytes.map(|bytes| bytes / size);
+            let or = (own != filled).then(|| format!(" or {filled}"));
             let accepted = format!(
-                "a cache of {}: [pages, {page_size}, {} values of {size} bytes], contiguous rows",
+                "a cache of {}: [pages, {page_size}, {own}{} values of {size} bytes], contiguous \
+                 rows",
                 problem.kv_format,
-                row_bytes / size
+                or.unwrap_or_default()
             );
             Err(Error::argument(name, given, accepted))
         }

@@ -138,18 +138,31 @@ impl<D: Selecting> Work<D> {
         };
         let page_size = parts.layer.config().problem.page_size as usize;
         let config = indexer.config();
+        let pool = match (inputs.gates, &weights.pool) {
+            (Some(gates), Some(table)) => Some([gates, table]),
+            (None, None) => None,
+            (gates, _) => {
+                let given = [
+                    "none beside a table of pools",
+                    "some without a table of pools",
+                ];
+                let given = given[usize::from(gates.is_some())];
+                return Err(Error::msg(format!(
+                    "index gates: given {given}, accepted both or neither"
+                )));
+            }
+        };
         let [norm, bias] = &weights.norm;
-        let [cos, sin] = &weights.angles;
-        let read = [
+        let mut read = vec![
             inputs.query_latent,
             inputs.keys,
             inputs.head_weights,
             &weights.query,
             norm,
             bias,
-            cos,
-            sin,
         ];
+        read.extend(weights.angles.iter().flatten());
+        read.extend(pool.iter().flatten());
         parts.device.lending(&read, &[cache], |read, mut written| {
             let mut read = read.into_iter();
             let query_latent = next(&mut read).rows("query_latent", 1)?;
@@ -158,19 +171,30 @@ impl<D: Selecting> Work<D> {
             let query = next(&mut read).rows("wq_b", 2)?.transpose(1, 2);
             let norm = next(&mut read).rows("k_norm", 1)?;
             let norm = [norm, next(&mut read).rows("k_norm bias", 1)?];
-            let cos = next(&mut read).rows("cos", 2)?;
-            let tables = [cos, next(&mut read).rows("sin", 2)?];
+            let rotary = match weights.angles {
+                None => None,
+                Some(_) => {
+                    let cos = next(&mut read).rows("cos", 2)?;
+                    let tables = [cos, next(&mut read).rows("sin", 2)?];
+                    // This style has no effect, since the indexer's configuration says how
+                    // elements pair.
+                    Some(Rotary::new(None, tables, config.rotary))
+                }
+            };
+            let pool = match pool {
+                None => None,
+                Some(_) => {
+                    let gates = next(&mut read).rows("index gates", 1)?;
+                    Some([gates, next(&mut read).rows("index pool table", 2)?])
+                }
+            };
             let cache = written.pop().expect("as many as were lent");
-            let pages = index_pages(&cache, config.dims.page_bytes(page_size))?;
-            let layout = IndexCacheLayout::contiguous(config.dims, pages, page_size);
+            let pages = index_pages(&cache, config.page_bytes(page_size))?;
+            let layout = IndexCacheLayout::contiguous(config, pages, page_size);
             let cache = IndexCacheMut::new(cache.bytes("index cache")?, layout)?;
             let inputs = [query_latent, query];
             let mut call = IndexCall::new(inputs, keys, norm, head_weights, cache);
-            if config.rope > 0 {
-                // This style has no effect, since the indexer's configuration says how elements
-                // pair.
-                call.rotary = Some(Rotary::new(None, tables, config.rotary));
-            }
+            (call.rotary, call.pool) = (rotary, pool);
             indexer.select(&self.workspace, lists, call)
         })
     }

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use mla_runtime::batch::Request;
-use mla_runtime::model::{DType, KvFormat, MAX_DIM};
+use mla_runtime::model::{DType, KvFormat, MAX_DIM, MlaDims};
 use serde::Deserialize;
 
 use super::lists::{ListKind, Lists};
+use super::plan::axes::{DIMS, read_dims};
 use crate::args::MAX_LIST_WIDTH;
 use crate::args::input::read_text;
 use crate::batch::{BatchSpec, MAX_LEN, MAX_REQUESTS};
@@ -42,6 +43,8 @@ struct Decode {
     s_q: u32,
     /// The dtype, bf16 if absent.
     dtype: Option<String>,
+    /// The dimensions as `mla bench --dims` reads them, R1's if absent.
+    dims: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -51,6 +54,8 @@ struct Prefill {
     h: u32,
     /// The dtype, bf16 if absent.
     dtype: Option<String>,
+    /// The dimensions, as in a decode.
+    dims: Option<String>,
     q: Vec<u32>,
     /// One length for each entry of `q`. Absent if the lengths equal `q`.
     kv: Option<Vec<u32>>,
@@ -75,6 +80,8 @@ struct Sparse {
     /// The kind of the lists, random if absent.
     #[serde(default)]
     lists: ListKind,
+    /// The dimensions, as in a decode.
+    dims: Option<String>,
 }
 
 /// A step of the whole layer.
@@ -93,6 +100,7 @@ pub struct Case {
     pub id: String,
     pub heads: u32,
     pub dtype: DType,
+    pub dims: MlaDims,
     pub requests: Vec<Request>,
     pub kind: CaseKind,
 }
@@ -123,6 +131,13 @@ fn named<T: Copy>(
 fn dtype_of(name: Option<&str>) -> Result<DType, String> {
     name.map_or(Ok(DType::BF16), |name| {
         named("dtype", name, DType::ALL, DType::name)
+    })
+}
+
+/// Returns the dimensions that a text says, R1's if there is none.
+fn dims_of(text: Option<&str>) -> Result<MlaDims, String> {
+    text.map_or(Ok(MlaDims::R1), |text| {
+        read_dims(text).ok_or_else(|| format!("dims: given {text:?}, accepted {DIMS}"))
     })
 }
 
@@ -199,6 +214,7 @@ impl Decode {
             id: self.id,
             heads: self.h,
             dtype: dtype_of(self.dtype.as_deref())?,
+            dims: dims_of(self.dims.as_deref())?,
             requests: lens.into_iter().map(request).collect(),
             kind: CaseKind::Decode,
         }
@@ -220,6 +236,7 @@ impl Sparse {
             id: self.id,
             heads: self.h,
             dtype: DType::BF16,
+            dims: dims_of(self.dims.as_deref())?,
             requests: vec![request; self.b as usize],
             kind: CaseKind::Sparse {
                 kv_format,
@@ -249,6 +266,7 @@ impl Prefill {
             id: self.id,
             heads: self.h,
             dtype: dtype_of(self.dtype.as_deref())?,
+            dims: dims_of(self.dims.as_deref())?,
             requests: requests.collect(),
             kind: CaseKind::Prefill {
                 causal: self.causal,
@@ -265,6 +283,7 @@ impl Layer {
             id: self.id,
             heads: self.h,
             dtype: DType::BF16,
+            dims: MlaDims::R1,
             requests: spec.requests().to_vec(),
             kind: CaseKind::Layer,
         }
@@ -298,6 +317,8 @@ impl Case {
 
 #[cfg(test)]
 mod tests {
+    use mla_runtime::model::HeadDims;
+
     use super::*;
 
     #[test]
@@ -307,7 +328,7 @@ mod tests {
                 "decode": [{"id": "d", "b": 2, "h": 16, "s_q": 1, "kv": 70},
                            {"id": "l", "h": 8, "s_q": 4, "lens": [9, 4]}],
                 "prefill": [{"id": "p", "h": 2, "q": [3, 4], "kv": [3, 9], "causal": false,
-                             "dtype": "f32"}],
+                             "dtype": "f32", "dims": "512x256x0x256"}],
                 "layer": [{"id": "s", "h": 2, "batch": "2q1s5_q3"}]}"#,
         )
         .unwrap();
@@ -317,6 +338,8 @@ mod tests {
         assert_eq!(lens(&cases[2]), [(3, 3), (4, 9)]);
         assert_eq!(cases[2].kind, CaseKind::Prefill { causal: false });
         assert_eq!((cases[0].dtype, cases[2].dtype), (DType::BF16, DType::F32));
+        let unrotated = MlaDims::new(512, HeadDims::new(256, 0, 256));
+        assert_eq!((cases[0].dims, cases[2].dims), (MlaDims::R1, unrotated));
         assert_eq!(lens(&cases[3]), [(1, 5), (1, 5), (3, 3)]);
         assert_eq!(cases[3].kind, CaseKind::Layer);
 
@@ -381,6 +404,11 @@ mod tests {
                 "3}",
                 r#"3, "dtype": "f8"}"#,
                 "dtype: given \"f8\", accepted f32, f16, bf16",
+            ),
+            (
+                "3}",
+                r#"3, "dims": "512x0x64x128"}"#,
+                "dims: given \"512x0x64x128\", accepted LxPxRxV",
             ),
             (
                 r#""kv": 3"#,

@@ -76,9 +76,9 @@ struct BenchArgs {
 /// Cases from a file, instead of batches.
 #[derive(clap::Args)]
 struct CaseArgs {
-    /// Cases in JSON, as in lab/cases of the repository, with R1's dimensions in bf16 and pages of
-    /// 64. The protocol in the file is text for people: samples, graphs and caches follow these
-    /// arguments.
+    /// Cases in JSON, as in lab/cases of the repository, with pages of 64, in bf16, and with R1's
+    /// dimensions if a case names no others. The protocol in the file is text for people: samples,
+    /// graphs and caches follow these arguments.
     #[arg(long, value_name = "FILE")]
     cases: Option<PathBuf>,
     /// Run only the cases whose ids begin with this text.

@@ -25,9 +25,10 @@ impl DenseKernel for Hopper {
 }
 
 impl ExpandedKernel for Hopper {
-    unsafe fn load(self, _: &MlaPrefillParams) -> MlaStatus {
-        // SAFETY: a context is current, as `ExpandedKernel::load` demands.
-        unsafe { raw::mla_load_prefill_sm90() }
+    unsafe fn load(self, params: &MlaPrefillParams) -> MlaStatus {
+        // SAFETY: a context is current, as `ExpandedKernel::load` demands; the address is that of a
+        // reference, which outlives the call.
+        unsafe { raw::mla_load_prefill_sm90(params) }
     }
 
     unsafe fn workspace(self, params: &MlaPrefillParams, bytes: &mut usize) -> MlaStatus {

@@ -20,7 +20,7 @@ expanded_backend! {
     compiled = crate::raw::compiled::SM90,
     run_on = super::RUN_ON,
     dtypes = "f16,bf16",
-    dims = "(128,64,128)|(192,64,256)|(64,32,64)",
+    dims = "(128,64,128)|(192,64,256)|(192,64,128)|(64,64,128)|(256,0,256)|(64,32,64)",
     key_layout = "split",
     alignment = 16,
     graphs = "always",

@@ -84,6 +84,9 @@ pub(super) fn kernels(machine: &Machine, rng: &mut StdRng, cases: usize) -> Vec<
         "sm90 decode, e4m3", |d, _| d.decode(DECODE_90, DType::BF16, KvFormat::Fp8);
         "sm90 prefill (128, 64, 128)", |d, _| d.prefill(PREFILL_90, DType::BF16, [128, 64, 128]);
         "sm90 prefill (192, 64, 256)", |d, _| d.prefill(PREFILL_90, DType::F16, [192, 64, 256]);
+        "sm90 prefill (192, 64, 128)", |d, _| d.prefill(PREFILL_90, DType::BF16, [192, 64, 128]);
+        "sm90 prefill (64, 64, 128)", |d, _| d.prefill(PREFILL_90, DType::F16, [64, 64, 128]);
+        "sm90 prefill (256, 0, 256)", |d, _| d.prefill(PREFILL_90, DType::BF16, [256, 0, 256]);
         "sm90 prefill (64, 32, 64)", |d, _| d.prefill(PREFILL_90, DType::BF16, [64, 32, 64]);
         "index logits", |d, _| d.logits();
         "top-k", |d, _| d.topk();
@@ -98,6 +101,7 @@ pub(super) fn kernels(machine: &Machine, rng: &mut StdRng, cases: usize) -> Vec<
         "sm80 decode, bf16", |d, _| d.decode(DECODE_80, DType::BF16, KvFormat::BF16);
         "sm80 decode, e4m3", |d, _| d.decode(DECODE_80, DType::F16, KvFormat::Fp8);
         "sm80 prefill (128, 64, 128)", |d, _| d.prefill(PREFILL_80, DType::BF16, [128, 64, 128]);
+        "sm80 prefill (192, 64, 128)", |d, _| d.prefill(PREFILL_80, DType::F16, [192, 64, 128]);
     }
     add! {
         "cache write", |d, _| d.cache_write();

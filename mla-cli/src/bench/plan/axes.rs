@@ -83,7 +83,10 @@ pub(super) fn models(settings: &Settings) -> Result<Vec<Model>, CliError> {
         None => vec![None],
         Some(dims) => dims
             .iter()
-            .map(|text| read_dims(text).map(Some))
+            .map(|text| match read_dims(text) {
+                None => Err(CliError::argument("dims", format!("{text:?}"), DIMS)),
+                some => Ok(some),
+            })
             .collect::<Result<_, _>>()?,
     };
     let dtypes = match &settings.dtype {
@@ -145,22 +148,19 @@ fn named<T: Copy>(
     })
 }
 
-/// Parses `512x128x64x128`, which is L, P, R, V.
-fn read_dims(text: &str) -> Result<MlaDims, CliError> {
-    let numbers: Option<Vec<u32>> = text
-        .split('x')
-        .map(|part| {
-            part.parse()
-                .ok()
-                .filter(|number| (1..=4096).contains(number))
-        })
-        .collect();
-    match numbers.as_deref() {
-        Some(&[latent, nope, rope, v]) => Ok(MlaDims::new(latent, HeadDims::new(nope, rope, v))),
-        _ => Err(CliError::argument(
-            "dims",
-            format!("{text:?}"),
-            "LxPxRxV of numbers from 1 to 4096, such as 512x128x64x128",
-        )),
-    }
+/// The accepted form of dimensions.
+pub(in crate::bench) const DIMS: &str =
+    "LxPxRxV of numbers from 1 to 4096, such as 512x128x64x128; R may be 0";
+
+/// Parses `512x128x64x128`, which is L, P, R, V. Returns `None` for another text.
+pub(in crate::bench) fn read_dims(text: &str) -> Option<MlaDims> {
+    let numbers = text.split('x').map(|part| part.parse().ok());
+    let numbers: Option<Vec<u32>> = numbers.collect();
+    let &[latent, nope, rope, v] = numbers?.as_slice() else {
+        return None;
+    };
+    let is_right = [latent, nope, rope.max(1), v]
+        .iter()
+        .all(|number| (1..=4096).contains(number));
+    is_right.then(|| MlaDims::new(latent, HeadDims::new(nope, rope, v)))
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use mla_runtime::backend::LayerConfig;
 use mla_runtime::batch::Request;
-use mla_runtime::model::{MlaDims, ModelConfig};
+use mla_runtime::model::ModelConfig;
 use mla_runtime::plan::crossover;
 use mla_runtime::spec::{GraphSupport, Phase, Problem, QueryLen};
 
@@ -63,8 +63,7 @@ pub(crate) fn sweep<D: Stopwatch>(
     sweep.rows.finish()
 }
 
-/// Returns the rows of a file of cases: R1's dimensions and pages of 64, with numbers as its
-/// protocol says.
+/// Returns the rows of a file of cases: pages of 64, with numbers as its protocol says.
 pub(crate) fn cases<D: Stopwatch>(
     context: &BenchContext<'_, D>,
     settings: &Settings,
@@ -155,7 +154,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
     }
 
     fn case(&mut self, case: Case) -> Result<(), CliError> {
-        let problem = Problem::new(MlaDims::R1, case.heads, case.dtype);
+        let problem = Problem::new(case.dims, case.heads, case.dtype);
         let (kind, phase, key, deviation) = match case.kind {
             CaseKind::Decode | CaseKind::Sparse { .. } => {
                 (Kind::Decode, Phase::Decode, "decode", 0.1)

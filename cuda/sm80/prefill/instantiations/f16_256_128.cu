@@ -1,0 +1,3 @@
+#include "sm80/prefill/launch.cuh"
+
+template mla::sm80::prefill::Variant mla::sm80::prefill::variant_of<__half, 256, 128>();
