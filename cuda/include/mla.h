@@ -148,7 +148,7 @@ typedef struct MlaDecodeParams {
     int32_t page_size;
     /* columns of block_table; the limits are given at mla_decode_sm90 and mla_decode_sm80 */
     int32_t max_pages;
-    /* must be 512 and 64 */
+    /* 512 and 64, or those of another row that the family's header lists */
     int32_t latent_dim;
     int32_t rope_dim;
     /* MLA_DTYPE_BF16 or MLA_DTYPE_F16 */
@@ -268,7 +268,7 @@ typedef struct MlaSparseParams {
     int32_t width;
     /* slots per page: any number from 1 on */
     int32_t page_size;
-    /* must be 512 and 64 */
+    /* 512 and 64, or those of another row that the family's header lists */
     int32_t latent_dim;
     int32_t rope_dim;
     /* MLA_DTYPE_BF16 or MLA_DTYPE_F16 */

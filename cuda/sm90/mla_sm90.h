@@ -24,12 +24,16 @@ MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes
  * elements; those of queries, cache and output are multiples of 16 bytes. A request has room for at
  * most 2^29 tokens (max_pages * page_size). The number of KV tiles of 64 tokens is counted over all
  * tiles of query rows of all requests, and one is added for each tile of query rows. This number is
- * less than 2^31. */
+ * less than 2^31.
+ *
+ * It also takes rows of (latent_dim, rope_dim) (512, 0), (256, 64) and (256, 32), of a cache of
+ * q_dtype's values. Without a rotary part, q_rope and cache_rope are ignored. */
 MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream);
 
 /* Enqueues one kernel on `stream`, or two: one for whole waves of the batch, and one for the rest.
  * Enqueues none if there are no tokens. Needs no workspace. The kernel may start while the previous
- * one in the stream is ending. It waits for that end before it reads or writes anything. */
+ * one in the stream is ending. It waits for that end before it reads or writes anything. It also
+ * takes rows of (latent_dim, rope_dim) (512, 0), whose q_rope and cache_rope are ignored. */
 MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream);
 
 /* The rotation of the first 64 values of an index key or query. */

@@ -20,6 +20,8 @@ mod indexer;
 mod layer;
 #[cfg(any(feature = "sm80", feature = "sm90"))]
 mod loaded;
+#[cfg(feature = "sm90")]
+mod of_row;
 #[cfg(feature = "sm80")]
 mod portable;
 #[cfg(feature = "sm90")]

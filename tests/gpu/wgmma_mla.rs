@@ -2,7 +2,7 @@
 //! tests, and as a raw call.
 
 use mla_conformance::{DecodeCase, Trial};
-use mla_kernels::backends::sm90::WgmmaMla;
+use mla_kernels::backends::sm90::{WgmmaMla, WgmmaMlaNarrow};
 use mla_kernels::raw;
 use mla_runtime::backend::{DecodeBackend, LayerConfig, StepLimits};
 use mla_runtime::model::{DType, KvFormat, MlaDims};
@@ -11,7 +11,7 @@ use rand::RngExt as _;
 
 use crate::common::{gpu, rng};
 use crate::refusals::each_is_refused;
-use crate::stress::cases::Draw;
+use crate::stress::cases::{Draw, dims_of};
 use crate::stress::machine::{Machine, Memory};
 use crate::tensors::pick;
 
@@ -32,8 +32,15 @@ fn case(heads: usize, requests: &[(usize, usize)]) -> DecodeCase {
     }
 }
 
+/// The other rows that these kernels take.
+const NARROW: [[u32; 2]; 3] = [[512, 0], [256, 64], [256, 32]];
+
 fn check(name: &str, case: &DecodeCase) {
-    if let Err(failure) = case.check::<WgmmaMla>(&gpu()) {
+    let checked = match case.problem.dims {
+        MlaDims::R1 => case.check::<WgmmaMla>(&gpu()),
+        _ => case.check::<WgmmaMlaNarrow>(&gpu()),
+    };
+    if let Err(failure) = checked {
         panic!("{name}: {failure}");
     }
 }
@@ -81,6 +88,62 @@ fn random_ragged_batches_agree_with_the_reference() {
         case.trial = pick(&mut rng, &[Trial::Repeated, Trial::ExactlyAligned]);
         case.seed = round;
         check(&format!("round {round}"), &case);
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
+fn narrow_rows_agree_with_the_reference() {
+    let mut rng = rng(11);
+    let short = [0, 1, 63, 64, 65, 127, 128, 129, 191, 320, 384];
+    for [latent, rope] in NARROW {
+        let narrow = |rng: &mut _, mut case: DecodeCase| {
+            case.problem.dims = dims_of(latent, rope);
+            case.problem.dtype = pick(rng, &[DType::F16, DType::BF16]);
+            case.problem.kv_format = KvFormat::of(case.problem.dtype);
+            case.problem.page_size = pick(rng, &[16, 48, 64, 128]);
+            case.gap = 8 * rng.random_range(0..4);
+            case.trial = pick(rng, &[Trial::Repeated, Trial::ExactlyAligned]);
+            case.seed = rng.random();
+            case
+        };
+        // Rows for 8, 16, 32 and 64 heads, and for groups of two, three and five CTAs.
+        for (heads, query) in [
+            (1, 1),
+            (8, 1),
+            (16, 1),
+            (20, 1),
+            (32, 1),
+            (40, 1),
+            (64, 1),
+            (32, 3),
+            (40, 2),
+            (96, 2),
+            (40, 8),
+            (128, 1),
+        ] {
+            for long in [false, true] {
+                let mut requests: Vec<_> = short.iter().map(|&len| (query, len)).collect();
+                if long {
+                    requests.extend([(query, 1000), (query, 4641)]);
+                }
+                let case = narrow(&mut rng, case(heads, &requests));
+                check(&format!("({latent}, {rope}), long {long}"), &case);
+            }
+        }
+        for round in 0..10 {
+            let requests: Vec<_> = (0..rng.random_range(1..=40))
+                .map(|_| (rng.random_range(0..=16), rng.random_range(0..=2000)))
+                .collect();
+            let case = case(rng.random_range(1..=128), &requests);
+            let case = narrow(&mut rng, case);
+            check(&format!("({latent}, {rope}), round {round}"), &case);
+        }
+        let many: Vec<_> = (0..500).map(|_| (1, rng.random_range(0..300))).collect();
+        for requests in [&many[..], &[(1, 131_072)]] {
+            let case = narrow(&mut rng, case(16, requests));
+            check(&format!("({latent}, {rope}), large"), &case);
+        }
     }
 }
 
@@ -154,26 +217,35 @@ fn falling_back_gives_the_same_bits() {
             .map(|_| random.random_range(1..=4000))
             .collect()
     };
+    const R1: [u32; 2] = [512, 64];
     let (bf16, fp8) = (KvFormat::BF16, KvFormat::Fp8);
     // There are few splits, many splits, and tiles in line, in which a CTA has other work after its
     // split.
     let cases = [
-        (bf16, [16, 1], vec![1000]),
-        (bf16, [16, 1], vec![20_000]),
-        (bf16, [64, 1], vec![20_000]),
-        (bf16, [128, 1], vec![9000, 3000]),
+        (R1, bf16, [16, 1], vec![1000]),
+        (R1, bf16, [16, 1], vec![20_000]),
+        (R1, bf16, [64, 1], vec![20_000]),
+        (R1, bf16, [128, 1], vec![9000, 3000]),
         // The query tiles have five CTAs, or thirteen.
-        (bf16, [48, 6], vec![9000, 3000]),
-        (bf16, [52, 16], vec![5000]),
-        (fp8, [40, 8], vec![6000]),
-        (bf16, [16, 1], lens(40)),
-        (bf16, [128, 1], lens(150)),
-        (fp8, [16, 1], lens(40)),
-        (fp8, [64, 1], lens(150)),
+        (R1, bf16, [48, 6], vec![9000, 3000]),
+        (R1, bf16, [52, 16], vec![5000]),
+        (R1, fp8, [40, 8], vec![6000]),
+        (R1, bf16, [16, 1], lens(40)),
+        (R1, bf16, [128, 1], lens(150)),
+        (R1, fp8, [16, 1], lens(40)),
+        (R1, fp8, [64, 1], lens(150)),
+        (NARROW[0], bf16, [16, 1], vec![20_000]),
+        (NARROW[0], bf16, [128, 1], vec![9000, 3000]),
+        (NARROW[1], bf16, [32, 1], vec![1000]),
+        (NARROW[1], bf16, [32, 3], vec![9000, 3000]),
+        (NARROW[1], bf16, [32, 1], lens(150)),
+        (NARROW[2], bf16, [8, 1], vec![20_000]),
+        (NARROW[2], bf16, [40, 1], vec![20_000]),
     ];
     let (mut rng, mut memory) = (rng(23), Memory::default());
     let mut draw = Draw::new(&machine, &mut rng, &mut memory);
-    for (kv, shape, lens) in cases {
+    for ([latent, rope], kv, shape, lens) in cases {
+        let draw = draw.of_row(latent, rope);
         let mut call = draw.decode_of(DType::BF16, kv, shape, &lens);
         let mut expected = None;
         for patience in [0, -1, 2000] {

@@ -10,11 +10,14 @@ use mla_runtime::spec::{Problem, QueryLen};
 use rand::RngExt as _;
 
 use crate::common::{gpu, rng};
-use crate::stress::cases::{Draw, Listed, Lists, rotary_keys};
+use crate::stress::cases::{Draw, Listed, Lists, dims_of, rotary_keys};
 use crate::stress::machine::{Machine, Memory, Region};
 use crate::tensors::pick;
 
 const FORMATS: [KvFormat; 3] = [KvFormat::BF16, KvFormat::Fp8, KvFormat::Fp8DsMla];
+
+/// Rows with a rotary part and without.
+const ROWS: [MlaDims; 2] = [MlaDims::R1, dims_of(512, 0)];
 
 /// Makes a request with this number of query tokens, each with a list of `width` of its 700 slots.
 fn case(kv: KvFormat, heads: u32, tokens: usize, width: usize) -> DecodeCase {
@@ -42,10 +45,14 @@ fn check(gpu: &Cuda, case: &DecodeCase) {
 fn lists_with_wrong_entries_anywhere_agree_with_the_reference() {
     let gpu = &*gpu();
     let mut rng = rng(41);
-    for kv in FORMATS {
-        for heads in [1, 16, 24, 64, 96, 128] {
+    for (kv, dims) in FORMATS
+        .into_iter()
+        .flat_map(|kv| ROWS.map(|dims| (kv, dims)))
+    {
+        for heads in [1, 8, 16, 24, 64, 96, 128] {
             let widths = [1, 63, 500, 2048, 2051, 8192];
             let mut case = case(kv, heads, rng.random_range(1..6), pick(&mut rng, &widths));
+            case.problem.dims = dims;
             case.problem.page_size = pick(&mut rng, &[1, 3, 61, 64, 576]);
             case.with_counts = rng.random_bool(0.5);
             // In some cases, the rows of the cache are further apart.
@@ -57,28 +64,25 @@ fn lists_with_wrong_entries_anywhere_agree_with_the_reference() {
         // have no slots.
         for (heads, tokens) in [(16, 137), (128, 69)] {
             for len in [0, 700] {
-                check(
-                    gpu,
-                    &DecodeCase {
-                        seq_lens: vec![len],
-                        ..case(kv, heads, tokens, 300)
-                    },
-                );
+                let mut case = case(kv, heads, tokens, 300);
+                case.problem.dims = dims;
+                case.seq_lens = vec![len];
+                check(gpu, &case);
             }
         }
         // The ends of these lists are found before they are processed. CTAs take several items, and
         // there are lists of a second cache.
         for (heads, tokens) in [(4, 420), (20, 140), (40, 280), (128, 3)] {
-            check(
-                gpu,
-                &DecodeCase {
-                    second_width: 200,
-                    ..case(kv, heads, tokens, 500)
-                },
-            );
+            let mut case = case(kv, heads, tokens, 500);
+            case.problem.dims = dims;
+            case.second_width = 200;
+            check(gpu, &case);
         }
     }
-    for heads in [16, 128] {
+    for (heads, dims) in [16, 128]
+        .into_iter()
+        .flat_map(|heads| ROWS.map(|dims| (heads, dims)))
+    {
         // Scales of rows may be any numbers.
         let group_scales = Some(GroupScales {
             exponents: [[0, -3, 2, 1], [-1, 0, 0, 2]],
@@ -86,11 +90,13 @@ fn lists_with_wrong_entries_anywhere_agree_with_the_reference() {
             queries: 0,
             lead: 0.0,
         });
+        let mut case = case(KvFormat::Fp8DsMla, heads, 3, 600);
+        case.problem.dims = dims;
         check(
             gpu,
             &DecodeCase {
                 group_scales,
-                ..case(KvFormat::Fp8DsMla, heads, 3, 600)
+                ..case
             },
         );
     }
@@ -203,7 +209,7 @@ fn a_page_0_without_memory_is_never_read() {
             let second = mapped.base + mapped.half as u64;
             machine.copy(page(params.cache as u64 + bytes as u64), page(second));
             params.cache = mapped.base as *const _;
-            params.cache_rope = rotary_keys(kv, params.cache);
+            params.cache_rope = rotary_keys(kv, MlaDims::R1, params.cache);
             params.cache_page_stride = mapped.half as i64;
             params.cache_rope_page_stride = mapped.half as i64;
             let [whole, half] = [call.params, params].map(|params| {
@@ -265,15 +271,18 @@ fn a_captured_step_replays_with_other_lists_and_counts() {
         (KvFormat::Fp8DsMla, 16, 5),
         (KvFormat::BF16, 128, 70),
         (KvFormat::Fp8, 40, 140),
+        (KvFormat::BF16, 8, 32),
     ] {
-        for seed in 15..18 {
+        for (seed, dims) in (15..18).flat_map(|seed| ROWS.map(|dims| (seed, dims))) {
+            let mut case = case(kv, heads, tokens, 600);
+            case.problem.dims = dims;
             check(
                 gpu,
                 &DecodeCase {
                     with_counts: true,
                     trial: Trial::Replayed,
                     seed,
-                    ..case(kv, heads, tokens, 600)
+                    ..case
                 },
             );
         }
@@ -287,10 +296,14 @@ fn a_captured_step_replays_with_other_lists_and_counts() {
 fn two_caches_and_sinks_agree_with_the_reference() {
     let gpu = &*gpu();
     let mut rng = rng(33);
-    for kv in FORMATS {
+    for (kv, dims) in FORMATS
+        .into_iter()
+        .flat_map(|kv| ROWS.map(|dims| (kv, dims)))
+    {
         for (heads, tokens) in [(16, 3), (32, 140), (64, 9), (128, 70)] {
             for (width, second_width) in [(128, 2048), (700, 1)] {
                 let mut case = case(kv, heads, tokens, width);
+                case.problem.dims = dims;
                 case.second_width = second_width;
                 case.with_sinks = true;
                 case.with_counts = rng.random_bool(0.5);

@@ -36,7 +36,7 @@ pub struct WgmmaMlaSparse {
     run_on = super::RUN_ON,
     dtypes = "f16,bf16",
     kv = "f16,bf16,fp8,fp8_ds_mla",
-    cache_dims = "(512,64)",
+    cache_dims = "(512,64)|(512,0)",
     heads = "1..=128",
     query_len = "ragged",
     graphs = "always",

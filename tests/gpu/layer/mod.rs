@@ -23,8 +23,8 @@ mod sparse;
 mod two_gpus;
 
 use mla_kernels::Cuda;
-use mla_kernels::backends::sm90::{WgmmaAttn, WgmmaMla};
-use mla_runtime::backend::{DecodeBackend, PrefillBackend, StepLimits};
+use mla_kernels::backends::sm90::{WgmmaAttn, WgmmaMla, WgmmaMlaNarrow};
+use mla_runtime::backend::{DecodeBackend, DecodeStage, PrefillBackend, PrefillStage, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
 use mla_runtime::layer::{MlaLayer, Workspace};
@@ -70,9 +70,18 @@ fn prepared(gpu: &Cuda, case: &Case) -> (Batch, GpuLayer, GpuWorkspace, Engine<C
 
 /// Runs a case on both devices, and fails if the results are too far apart.
 fn check(gpu: &Cuda, case: &Case) -> Distance {
+    agrees(&gpu_layer(gpu, case), case)
+}
+
+/// The same of any layer.
+fn agrees<P, D>(layer: &MlaLayer<P, D>, case: &Case) -> Distance
+where
+    P: PrefillStage,
+    D: DecodeStage<Device = P::Device>,
+{
     let batch = Batch::new(case);
     let expected = batch.on_cpu();
-    let given = batch.run(&gpu_layer(gpu, case)).unwrap();
+    let given = batch.run(layer).unwrap();
     assert_eq!(
         (given.absorbed_tokens, given.chunks),
         (expected.absorbed_tokens, expected.chunks)
@@ -93,6 +102,22 @@ fn a_mixed_batch_agrees_with_the_cpu() {
     let gpu = &*gpu();
     for heads in [16, 128] {
         println!("{heads} heads: {:?}", check(gpu, &Case::new(heads, MIXED)));
+    }
+}
+
+/// Of MiniCPM3, whose heads the prefill kernels take, too.
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
+fn a_mixed_batch_of_narrow_rows_agrees_with_the_cpu() {
+    let gpu = &*gpu();
+    for split_cache in [false, true] {
+        let case = Case {
+            dims: MlaDims::new(256, HeadDims::new(64, 32, 64)),
+            split_cache,
+            ..Case::new(40, MIXED)
+        };
+        let layer: MlaLayer<WgmmaAttn, WgmmaMlaNarrow> = MlaLayer::of(gpu, &case.config()).unwrap();
+        println!("{:?}", agrees(&layer, &case));
     }
 }
 

@@ -65,7 +65,7 @@ pub(super) fn kernels(machine: &Machine, rng: &mut StdRng, cases: usize) -> Vec<
         "sm90 sparse, f16, up to 32 heads", |d, _|
             d.sparse(SPARSE_90, DType::F16, KvFormat::F16, FEW_HEADS);
         "sm90 sparse, bf16, more heads", |d, _|
-            d.sparse(SPARSE_90, DType::BF16, KvFormat::BF16, &[33, 48, 63, 64, 65, 96, 127, 128]);
+            d.sparse(SPARSE_90, DType::BF16, KvFormat::BF16, MORE_HEADS);
         "sm90 sparse, e4m3", |d, at| match at {
             0 => d.two_lists(KvFormat::Fp8, 128, 264, 66),
             1 => d.gaps(KvFormat::Fp8, 16),
@@ -79,6 +79,23 @@ pub(super) fn kernels(machine: &Machine, rng: &mut StdRng, cases: usize) -> Vec<
         };
         "sm90 sparse, fp8_ds_mla, f16", |d, _|
             d.sparse(SPARSE_90, DType::F16, KvFormat::Fp8DsMla, HEADS);
+        "sm90 sparse (512, 0), bf16, up to 32 heads", |d, at| match at {
+            0 => d.of_row(512, 0).padded_list(),
+            1 => d.of_row(512, 0).two_lists(KvFormat::BF16, 16, 528, 132),
+            _ => d.sparse(SPARSE_90, DType::BF16, KvFormat::BF16, FEW_HEADS),
+        };
+        "sm90 sparse (512, 0), f16, more heads", |d, _|
+            d.of_row(512, 0).sparse(SPARSE_90, DType::F16, KvFormat::F16, MORE_HEADS);
+        "sm90 sparse (512, 0), e4m3", |d, _|
+            d.of_row(512, 0).sparse(SPARSE_90, DType::BF16, KvFormat::Fp8, HEADS);
+        "sm90 sparse (512, 0), fp8_ds_mla", |d, _|
+            d.of_row(512, 0).sparse(SPARSE_90, DType::BF16, KvFormat::Fp8DsMla, HEADS);
+        "sm90 decode (512, 0)", |d, _|
+            d.of_row(512, 0).decode(DECODE_90, DType::BF16, KvFormat::BF16);
+        "sm90 decode (256, 64)", |d, _|
+            d.of_row(256, 64).decode(DECODE_90, DType::BF16, KvFormat::BF16);
+        "sm90 decode (256, 32)", |d, _|
+            d.of_row(256, 32).decode(DECODE_90, DType::F16, KvFormat::F16);
         "sm90 decode, bf16", |d, _| d.decode(DECODE_90, DType::BF16, KvFormat::BF16);
         "sm90 decode, f16", |d, _| d.decode(DECODE_90, DType::F16, KvFormat::F16);
         "sm90 decode, e4m3", |d, _| d.decode(DECODE_90, DType::BF16, KvFormat::Fp8);
@@ -114,6 +131,8 @@ pub(super) fn kernels(machine: &Machine, rng: &mut StdRng, cases: usize) -> Vec<
 
 #[cfg(feature = "sm90")]
 const FEW_HEADS: &[i32] = &[1, 5, 8, 12, 16, 20, 32];
+#[cfg(feature = "sm90")]
+const MORE_HEADS: &[i32] = &[33, 48, 63, 64, 65, 96, 127, 128];
 const HEADS: &[i32] = &[1, 5, 8, 12, 16, 20, 32, 33, 48, 64, 65, 96, 127, 128];
 /// Size of a workspace, more than any launch here needs.
 const WORKSPACE_BYTES: usize = 256 << 20;
@@ -121,9 +140,8 @@ const WORKSPACE_BYTES: usize = 256 << 20;
 /// counters.
 const COUNTER_BYTES: usize = 8192;
 const DIMS: MlaDims = MlaDims::R1;
-pub(crate) const LATENT: usize = 512;
-pub(crate) const ROPE: usize = 64;
-const ROW: usize = LATENT + ROPE;
+const LATENT: usize = 512;
+const ROPE: usize = 64;
 
 /// The function that launches, given parameters, a workspace, and the workspace's size.
 struct Launch<P> {
@@ -184,17 +202,27 @@ fn format_number(rows: KvFormat) -> i32 {
     of_rows.expect("every format has a number").1 as i32
 }
 
-fn cache_values(rows: KvFormat) -> Values {
+fn cache_values(rows: KvFormat, dims: MlaDims) -> Values {
     match (rows.dtype(), rows) {
         (Some(of), _) => values(of),
-        (None, KvFormat::Fp8DsMla) => Values::DsMla,
+        (None, KvFormat::Fp8DsMla) => Values::DsMla(rows.row_bytes(dims) as u32 / 4),
         (None, _) => Values::E4m3,
     }
 }
 
 /// Returns the address of rotary keys in a cache of these rows.
-pub(crate) fn rotary_keys(rows: KvFormat, cache: *const c_void) -> *const c_void {
-    cache.wrapping_byte_add(rows.latent_bytes(DIMS))
+pub(crate) fn rotary_keys(rows: KvFormat, dims: MlaDims, cache: *const c_void) -> *const c_void {
+    cache.wrapping_byte_add(rows.latent_bytes(dims))
+}
+
+/// Returns the dimensions of a model whose rows have these widths.
+pub(crate) const fn dims_of(latent: u32, rope: u32) -> MlaDims {
+    MlaDims::new(latent, MlaDims::R1.head.with_rope(rope))
+}
+
+/// Returns L, R and both together.
+fn widths(dims: MlaDims) -> [usize; 3] {
+    [dims.latent, dims.head.rope, dims.row()].map(|width| width as usize)
 }
 
 /// Returns the sum of the lengths before each request, and of all lengths.
@@ -247,6 +275,8 @@ pub(crate) struct Draw<'a> {
     machine: &'a Machine,
     rng: &'a mut StdRng,
     workspace: Region,
+    /// The dimensions of decodes.
+    dims: MlaDims,
 }
 
 /// Lists of slots for all tokens, and the number of entries of each that count.
@@ -273,7 +303,14 @@ impl<'a> Draw<'a> {
             machine,
             rng,
             workspace,
+            dims: DIMS,
         }
+    }
+
+    /// Draws decodes of rows of these widths from now on.
+    pub(crate) fn of_row(&mut self, latent: u32, rope: u32) -> &mut Self {
+        self.dims = dims_of(latent, rope);
+        self
     }
 
     fn pick<T: Copy>(&mut self, of: &[T]) -> T {
@@ -378,8 +415,9 @@ impl<'a> Draw<'a> {
     ) -> Case {
         let (first, second) = (&listed.first, &listed.second);
         let name = format!(
-            "{} sparse {of} {rows}, {} heads, {} tokens, width {} and {}, counts {}",
+            "{} sparse {of} {rows} {:?}, {} heads, {} tokens, width {} and {}, counts {}",
             launch.family,
+            widths(self.dims),
             listed.heads,
             first.entries.len() / first.width,
             first.width,
@@ -454,19 +492,20 @@ impl<'a> Draw<'a> {
             ref second,
         } = listed;
         let mut memory = Memory::default();
+        let (dims, [latent, rope, row_values]) = (self.dims, widths(self.dims));
         let tokens = first.entries.len() / first.width;
         let count = tokens * heads as usize;
-        let q = self.random(&mut memory, count * ROW * 2, values(of));
-        let out = self.machine.zeros(&mut memory, count * LATENT * 2);
+        let q = self.random(&mut memory, count * row_values * 2, values(of));
+        let out = self.machine.zeros(&mut memory, count * latent * 2);
         let lse = self.machine.zeros(&mut memory, count * 4);
-        let row = rows.pitch(DIMS);
+        let row = rows.pitch(dims);
         let mut upload = |draw: &mut Self, lists: &Lists| {
             let bytes = pages as usize * 64 * row;
-            let cache = draw.random(&mut memory, bytes, cache_values(rows));
+            let cache = draw.random(&mut memory, bytes, cache_values(rows, dims));
             let counts = lists.counts.as_ref();
             raw::MlaListedCache {
                 cache: cache.pointer(),
-                cache_rope: rotary_keys(rows, cache.pointer()),
+                cache_rope: rotary_keys(rows, dims, cache.pointer()),
                 lists: draw.machine.upload(&mut memory, &lists.entries).pointer(),
                 counts: counts.map_or(null(), |counts| {
                     draw.machine.upload(&mut memory, counts).pointer()
@@ -485,7 +524,7 @@ impl<'a> Draw<'a> {
         let two = second.as_ref().map(|lists| upload(self, lists));
         let params = raw::MlaSparseParams {
             q_latent: q.pointer(),
-            q_rope: q.pointer::<u16>().wrapping_add(LATENT).cast(),
+            q_rope: q.pointer::<u16>().wrapping_add(latent).cast(),
             cache: one.cache,
             cache_rope: one.cache_rope,
             lists: one.lists,
@@ -493,25 +532,25 @@ impl<'a> Draw<'a> {
             second: two.unwrap_or_default(),
             out: out.pointer(),
             lse: lse.pointer(),
-            q_latent_token_stride: heads as i64 * ROW as i64,
-            q_latent_head_stride: ROW as i64,
-            q_rope_token_stride: heads as i64 * ROW as i64,
-            q_rope_head_stride: ROW as i64,
+            q_latent_token_stride: heads as i64 * row_values as i64,
+            q_latent_head_stride: row_values as i64,
+            q_rope_token_stride: heads as i64 * row_values as i64,
+            q_rope_head_stride: row_values as i64,
             cache_page_stride: one.cache_page_stride,
             cache_slot_stride: one.cache_slot_stride,
             cache_rope_page_stride: one.cache_rope_page_stride,
             cache_rope_slot_stride: one.cache_rope_slot_stride,
             list_stride: one.list_stride,
-            out_token_stride: (heads as usize * LATENT) as i64,
-            out_head_stride: LATENT as i64,
+            out_token_stride: (heads as usize * latent) as i64,
+            out_head_stride: latent as i64,
             lse_head_stride: tokens as i64,
             pages: one.pages,
             tokens: tokens as i32,
             heads,
             width: one.width,
             page_size: one.page_size,
-            latent_dim: LATENT as i32,
-            rope_dim: ROPE as i32,
+            latent_dim: latent as i32,
+            rope_dim: rope as i32,
             q_dtype: dtype_number(of),
             cache_format: format_number(rows),
             softmax_scale: 0.04,
@@ -534,9 +573,10 @@ impl<'a> Draw<'a> {
             .map(|_| self.long_tailed(1, longest).max(query_len))
             .collect();
         let name = format!(
-            "{} decode {of} {rows}, {heads} heads, {query_len} tokens of {requests} requests, \
+            "{} decode {of} {rows} {:?}, {heads} heads, {query_len} tokens of {requests} requests, \
              lengths up to {}",
             launch.family,
+            widths(self.dims),
             lens.iter().max().unwrap()
         );
         let call = self.decode_of(of, rows, [heads, query_len], &lens);
@@ -552,6 +592,7 @@ impl<'a> Draw<'a> {
         lens: &[i32],
     ) -> Call<raw::MlaDecodeParams> {
         let mut memory = Memory::default();
+        let (dims, [latent, rope, row_values]) = (self.dims, widths(self.dims));
         let requests = lens.len() as i32;
         let max_pages = lens.iter().max().unwrap() / 64 + 2;
         let pages = requests * max_pages;
@@ -559,35 +600,39 @@ impl<'a> Draw<'a> {
         table.shuffle(self.rng);
         let tokens = (requests * query_len) as usize;
         let count = tokens * heads as usize;
-        let q = self.random(&mut memory, count * ROW * 2, values(of));
-        let row = rows.pitch(DIMS);
-        let cache = self.random(&mut memory, pages as usize * 64 * row, cache_values(rows));
-        let out = self.machine.zeros(&mut memory, count * LATENT * 2);
+        let q = self.random(&mut memory, count * row_values * 2, values(of));
+        let row = rows.pitch(dims);
+        let cache = self.random(
+            &mut memory,
+            pages as usize * 64 * row,
+            cache_values(rows, dims),
+        );
+        let out = self.machine.zeros(&mut memory, count * latent * 2);
         let lse = self.machine.zeros(&mut memory, count * 4);
         // Strides are in elements, or in bytes of a quantised cache.
         let row = (row / rows.dtype().map_or(1, DType::bytes)) as i64;
         let params = raw::MlaDecodeParams {
             q_latent: q.pointer(),
-            q_rope: q.pointer::<u16>().wrapping_add(LATENT).cast(),
+            q_rope: q.pointer::<u16>().wrapping_add(latent).cast(),
             cache: cache.pointer(),
-            cache_rope: rotary_keys(rows, cache.pointer()),
+            cache_rope: rotary_keys(rows, dims, cache.pointer()),
             block_table: self.machine.upload(&mut memory, &table).pointer(),
             kv_lens: self.machine.upload(&mut memory, lens).pointer(),
             out: out.pointer(),
             lse: lse.pointer(),
             workspace: self.workspace.pointer(),
             workspace_bytes: self.workspace.bytes,
-            q_latent_token_stride: heads as i64 * ROW as i64,
-            q_latent_head_stride: ROW as i64,
-            q_rope_token_stride: heads as i64 * ROW as i64,
-            q_rope_head_stride: ROW as i64,
+            q_latent_token_stride: heads as i64 * row_values as i64,
+            q_latent_head_stride: row_values as i64,
+            q_rope_token_stride: heads as i64 * row_values as i64,
+            q_rope_head_stride: row_values as i64,
             cache_page_stride: 64 * row,
             cache_slot_stride: row,
             cache_rope_page_stride: 64 * row,
             cache_rope_slot_stride: row,
             block_table_stride: i64::from(max_pages),
-            out_token_stride: (heads as usize * LATENT) as i64,
-            out_head_stride: LATENT as i64,
+            out_token_stride: (heads as usize * latent) as i64,
+            out_head_stride: latent as i64,
             lse_head_stride: tokens as i64,
             pages: i64::from(pages),
             requests,
@@ -596,8 +641,8 @@ impl<'a> Draw<'a> {
             query_len,
             page_size: 64,
             max_pages,
-            latent_dim: LATENT as i32,
-            rope_dim: ROPE as i32,
+            latent_dim: latent as i32,
+            rope_dim: rope as i32,
             q_dtype: dtype_number(of),
             cache_format: format_number(rows),
             causal: 1,
@@ -820,7 +865,7 @@ impl<'a> Draw<'a> {
             rope: rope.pointer(),
             slots: self.machine.upload_long(&mut memory, &slots).pointer(),
             cache: cache.pointer(),
-            cache_rope: rotary_keys(rows, cache.pointer()).cast_mut(),
+            cache_rope: rotary_keys(rows, DIMS, cache.pointer()).cast_mut(),
             latent_token_stride: LATENT as i64,
             rope_token_stride: ROPE as i64,
             cache_page_stride: 64 * row as i64,

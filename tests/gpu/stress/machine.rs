@@ -24,8 +24,8 @@ pub(crate) enum Values {
     F16,
     F32,
     E4m3,
-    /// Rows of `fp8_ds_mla`: 656 bytes.
-    DsMla,
+    /// Rows of `fp8_ds_mla` with latents of 512, which have this number of words.
+    DsMla(u32),
 }
 
 impl Values {
@@ -35,7 +35,7 @@ impl Values {
             Self::Bf16 => [0x807f_807f, 1, 0x0180_0180, 0x3d80_3d80],
             Self::F16 => [0x83ff_83ff, 1, 0x0c00_0c00, 0x2c00_2c00],
             Self::F32 => [0x807f_ffff, 1, 0x0180_0000, 0x3d80_0000],
-            Self::E4m3 | Self::DsMla => [0x8787_8787, 2, 0x1818_1818, 0x2020_2020],
+            Self::E4m3 | Self::DsMla(_) => [0x8787_8787, 2, 0x1818_1818, 0x2020_2020],
         }
     }
 }
@@ -132,7 +132,7 @@ impl Machine {
         let words = (bytes as u64).div_ceil(4);
         let [keep, shift, vary, add] = values.fields();
         let (row, first, last) = match values {
-            Values::DsMla => (164u32, 128u32, 132u32),
+            Values::DsMla(words) => (words, 128u32, 132u32),
             _ => (0, 0, 0),
         };
         let tail = Values::Bf16.fields()[3];

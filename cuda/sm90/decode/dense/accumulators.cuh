@@ -1,5 +1,5 @@
-// The sums of the output warpgroups, which are in registers. Each warpgroup has N query rows by 256
-// of the 512 latent values. There are two forms.
+// The sums of the output warpgroups, which are in registers. Each warpgroup has N query rows by
+// half of the latent values. There are two forms.
 //
 //   transposed   O^T = O^T + V^T P^T: latent values are on M and query rows on N, so few rows need
 //                no padding.
@@ -23,17 +23,17 @@ __device__ __forceinline__ float larger_finite(float top, float x) {
     return x < INFINITY ? fmaxf(top, x) : top;
 }
 
-template <typename T, int N>
+template <typename T, int N, int latent>
 struct TransposedSums {
-    static constexpr int kSteps = 4;
+    static constexpr int kSteps = latent / 128;
 
-    float acc[4][N / 2];
+    float acc[kSteps][N / 2];
 
     // Clears the sums. If the first MMA overwrote them instead, the compiler would keep these
     // registers while earlier results are combined.
     __device__ void clear() {
 #pragma unroll
-        for (int t = 0; t < 4; ++t)
+        for (int t = 0; t < kSteps; ++t)
 #pragma unroll
             for (int i = 0; i < N / 2; ++i) acc[t][i] = 0.f;
     }
@@ -49,7 +49,7 @@ struct TransposedSums {
         for (int j = 0; j < N / 8; ++j) {
             const float2 f = *reinterpret_cast<const float2*>(&factor[8 * j + 2 * quad]);
 #pragma unroll
-            for (int t = 0; t < 4; ++t) {
+            for (int t = 0; t < kSteps; ++t) {
                 acc[t][4 * j] *= f.x;
                 acc[t][4 * j + 1] *= f.y;
                 acc[t][4 * j + 2] *= f.x;
@@ -75,7 +75,7 @@ struct TransposedSums {
             const float2 f = *reinterpret_cast<const float2*>(&inverse[8 * j + 2 * (thread & 3)]);
             float x = 0.f, y = 0.f;
 #pragma unroll
-            for (int t = 0; t < 4; ++t) {
+            for (int t = 0; t < kSteps; ++t) {
                 x = fmaxf(fmaxf(x, fabsf(acc[t][4 * j])), fabsf(acc[t][4 * j + 2]));
                 y = fmaxf(fmaxf(y, fabsf(acc[t][4 * j + 1])), fabsf(acc[t][4 * j + 3]));
             }
@@ -86,7 +86,7 @@ struct TransposedSums {
 
     // Packs this thread's share of a partial result as f16, multiplied by `scale`, into vectors
     // that lie at first_vector(thread) + vector(i) (combine.cuh).
-    static constexpr int kVectors = N / 8 * PartialResult<N>::kGroupVectors;
+    static constexpr int kVectors = N / 8 * PartialResult<N, latent>::kGroupVectors;
     __device__ static int first_vector(int thread) { return thread; }
     __device__ static constexpr int vector(int i) { return i * kOutputThreads; }
     __device__ void pack(uint4 (&packed)[kVectors], const float* inverse, float scale, int thread) {
@@ -95,12 +95,13 @@ struct TransposedSums {
             const float2 f = *reinterpret_cast<const float2*>(&inverse[8 * j + 2 * (thread & 3)]);
             const float x = f.x * scale, y = f.y * scale;
 #pragma unroll
-            for (int t = 0; t < 4; t += 2) {
+            for (int t = 0; t < kSteps; t += 2) {
                 const float *v = &acc[t][4 * j], *w = &acc[t + 1][4 * j];
-                packed[2 * j + t / 2] = make_uint4(ptx::cvt_rn_x2<__half>(v[0] * x, v[1] * y),
-                                                   ptx::cvt_rn_x2<__half>(v[2] * x, v[3] * y),
-                                                   ptx::cvt_rn_x2<__half>(w[0] * x, w[1] * y),
-                                                   ptx::cvt_rn_x2<__half>(w[2] * x, w[3] * y));
+                packed[kSteps / 2 * j + t / 2] =
+                    make_uint4(ptx::cvt_rn_x2<__half>(v[0] * x, v[1] * y),
+                               ptx::cvt_rn_x2<__half>(v[2] * x, v[3] * y),
+                               ptx::cvt_rn_x2<__half>(w[0] * x, w[1] * y),
+                               ptx::cvt_rn_x2<__half>(w[2] * x, w[3] * y));
             }
         }
     }
@@ -114,7 +115,7 @@ struct TransposedSums {
             const bool valid = r < out.rows;
             T* row = out.row(r);
 #pragma unroll
-            for (int t = 0; t < 4; ++t)
+            for (int t = 0; t < kSteps; ++t)
                 out.write(row, valid, thread, t,
                           make_float4(acc[t][4 * j] * f.x, acc[t][4 * j + 1] * f.y,
                                       acc[t][4 * j + 2] * f.x, acc[t][4 * j + 3] * f.y));
@@ -122,6 +123,7 @@ struct TransposedSums {
     }
 };
 
+// Of 512 latent values.
 template <typename T>
 struct RowSums {
     static constexpr int kSteps = 2;
@@ -160,8 +162,7 @@ struct RowSums {
         const uint64_t a = ptx::wgmma_descriptor(probabilities),
                        b = ptx::wgmma_descriptor(tile, kSameOutput * kPanelBytes);
 #pragma unroll
-        for (int k = 0; k < 4; ++k)
-            Mma::run(acc[step], a + 2 * k, b + 128 * k, 1);
+        for (int k = 0; k < 4; ++k) Mma::run(acc[step], a + 2 * k, b + 128 * k, 1);
     }
 
     __device__ float largest(const float* inverse, int thread) const {
@@ -177,9 +178,9 @@ struct RowSums {
                              y * inverse[row_of(thread) + 8]);
     }
 
-    static constexpr int kVectors = 8 * PartialResult<64>::kGroupVectors;
+    static constexpr int kVectors = 8 * PartialResult<64, 512>::kGroupVectors;
     __device__ static int first_vector(int thread) {
-        return (thread >> 5 & 3) * CombineLayout<64, RowFragments::kGroupRows>::kGroupVectors +
+        return (thread >> 5 & 3) * CombineLayout<64, RowFragments>::kGroupVectors +
                (thread >> 7) * 32 + (thread & 31);
     }
     __device__ static constexpr int vector(int i) { return i / 4 * kOutputThreads + i % 4 * 64; }

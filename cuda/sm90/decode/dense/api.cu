@@ -33,11 +33,11 @@ Cache cache_of(const MlaDecodeParams& p) {
 constexpr int64_t kShortTokens = 512;
 
 // PlainConfig::kByRows
-constexpr bool is_by_rows(int group_ctas, int64_t max_tokens) {
-    return group_ctas > 2 || (group_ctas == 2 && max_tokens > kShortTokens);
+constexpr bool is_by_rows(int latent_dim, int group_ctas, int64_t max_tokens) {
+    return latent_dim == 512 && (group_ctas > 2 || (group_ctas == 2 && max_tokens > kShortTokens));
 }
-static_assert(is_by_rows(2, 513) && !is_by_rows(2, 512));
-static_assert(is_by_rows(3, 64) && !is_by_rows(1, 8192));
+static_assert(is_by_rows(512, 2, 513) && !is_by_rows(512, 2, 512) && !is_by_rows(256, 2, 513));
+static_assert(is_by_rows(512, 3, 64) && !is_by_rows(512, 1, 8192));
 
 // If requests have room for at most this number of tokens, a query tile takes most of its time
 // outside its KV tiles. Groups of five and more CTAs then lose more than they save.
@@ -73,7 +73,7 @@ Shape shape_of(const MlaDecodeParams& p) {
     const int64_t max_tokens = int64_t(p.max_pages) * p.page_size;
     const int row_tiles = (rows + 63) / 64;
     shape.group_ctas = row_tiles == 1 ? 1 : group_ctas_of(row_tiles, max_tokens);
-    shape.by_rows = is_by_rows(shape.group_ctas, max_tokens);
+    shape.by_rows = is_by_rows(p.latent_dim, shape.group_ctas, max_tokens);
     return shape;
 }
 
@@ -135,20 +135,22 @@ static_assert(reads_again(2, 66 / 128) && !reads_again(2, 66 / 48) && !reads_aga
 int evict_first_kv_tiles(const MlaDecodeParams& p, const Estimate& estimate,
                          const DeviceFacts& facts) {
     if (reads_again(estimate.tiles_of_request, estimate.groups_of_tile)) return 0;
-    const int64_t token_bytes = (kLatent + kRope) * int64_t(cache_element(p).bytes),
-                  row_bytes = (kLatent + kRope + kLatent) * 2;
+    const int64_t row = p.latent_dim + p.rope_dim,
+                  token_bytes = row * int64_t(cache_element(p).bytes),
+                  row_bytes = (row + p.latent_dim) * 2;
     if (p.tokens * p.heads * row_bytes >
         p.requests * int64_t(p.max_pages) * p.page_size * token_bytes)
         return 0;
     return int(facts.l2_bytes / 2 * 9 / (kTileTokens * token_bytes));
 }
 
+template <int latent>
 size_t partial_bytes(int rows) {
     switch (rows) {
-        case 8: return PartialResult<8>::kBytes;
-        case 16: return PartialResult<16>::kBytes;
-        case 32: return PartialResult<32>::kBytes;
-        default: return PartialResult<64>::kBytes;
+        case 8: return PartialResult<8, latent>::kBytes;
+        case 16: return PartialResult<16, latent>::kBytes;
+        case 32: return PartialResult<32, latent>::kBytes;
+        default: return PartialResult<64, latent>::kBytes;
     }
 }
 
@@ -156,8 +158,9 @@ static_assert(kCounters * sizeof(SplitCounters) <= MLA_DECODE_COUNTER_BYTES,
               "mla_sm90.h states the length of the counters");
 
 // Each CTA group has at most two unfinished query tiles.
-size_t workspace_bytes(int rows, int multiprocessors) {
-    return MLA_DECODE_COUNTER_BYTES + size_t(2) * multiprocessors * partial_bytes(rows);
+size_t workspace_bytes(int latent_dim, int rows, int multiprocessors) {
+    const size_t partial = latent_dim == 512 ? partial_bytes<512>(rows) : partial_bytes<256>(rows);
+    return MLA_DECODE_COUNTER_BYTES + size_t(2) * multiprocessors * partial;
 }
 
 MlaStatus check_shape(const MlaDecodeParams& p) {
@@ -165,14 +168,19 @@ MlaStatus check_shape(const MlaDecodeParams& p) {
     if (p.query_len < 1 || p.query_len > 16) return refuse("query_len", p.query_len, "1..=16");
     if (p.requests < 1 || p.requests > kMaxRequests)
         return refuse("requests", p.requests, "1..=1024");
-    if (p.latent_dim != kLatent) return refuse("latent_dim", p.latent_dim, "512");
-    if (p.rope_dim != kRope) return refuse("rope_dim", p.rope_dim, "64");
+    if (p.latent_dim != 512 && p.latent_dim != 256)
+        return refuse("latent_dim", p.latent_dim, "512 or 256");
+    if (p.rope_dim != 64 && p.rope_dim != (p.latent_dim == 512 ? 0 : 32))
+        return refuse("rope_dim", p.rope_dim, p.latent_dim == 512 ? "64 or 0" : "64 or 32");
     if (p.q_dtype != MLA_DTYPE_BF16 && p.q_dtype != MLA_DTYPE_F16)
         return refuse("q_dtype", p.q_dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)");
     if (cache_of(p) == Cache::refused)
         return refuse(
             "cache_format", p.cache_format,
             "MLA_CACHE_BF16 (2) or MLA_CACHE_F16 (1) as q_dtype is, or MLA_CACHE_FP8 (3)");
+    if (cache_of(p) == Cache::e4m3 && (p.latent_dim != 512 || p.rope_dim != 64))
+        return refuse("cache_format", p.cache_format,
+                      "the format of q_dtype, since rows are not of 512 and 64 values");
     return ok();
 }
 
@@ -215,17 +223,19 @@ constexpr const char* kBelowLimit = "less than 2^39";
 
 MlaStatus check_tensors(const MlaDecodeParams& p) {
     const int64_t element = cache_element(p).bytes, cache_quantum = 16 / element;
-    const bool one_row = is_one_row(p, kLatent * element);
-    const int64_t row = one_row ? kLatent + kRope : kLatent;
+    const bool one_row = is_one_row(p, p.latent_dim * element);
+    const int64_t row = one_row ? p.latent_dim + p.rope_dim : p.latent_dim;
     const struct {
         const void* pointer;
         const char* name;
+        bool used = true;
     } rows[] = {{p.q_latent, "q_latent"},
-                {p.q_rope, "q_rope"},
+                {p.q_rope, "q_rope", p.rope_dim > 0},
                 {p.cache, "cache"},
                 {p.cache_rope, "cache_rope"},
                 {p.out, "out"}};
     for (const auto& r : rows) {
+        if (!r.used) continue;
         if (!r.pointer) return refuse(r.name, 0, "a device pointer");
         if (!is_aligned(r.pointer, 16))
             return refuse(r.name, address(r.pointer), "a pointer aligned to 16 bytes");
@@ -242,17 +252,13 @@ MlaStatus check_tensors(const MlaDecodeParams& p) {
                    {p.out_head_stride, "out_head_stride", 0},
                    {p.cache_slot_stride, "cache_slot_stride", row, cache_quantum},
                    {p.cache_page_stride, "cache_page_stride", row, cache_quantum},
-                   {p.cache_rope_slot_stride, "cache_rope_slot_stride", kRope, cache_quantum},
-                   {p.cache_rope_page_stride, "cache_rope_page_stride", kRope, cache_quantum}};
+                   {p.cache_rope_slot_stride, "cache_rope_slot_stride", p.rope_dim, cache_quantum},
+                   {p.cache_rope_page_stride, "cache_rope_page_stride", p.rope_dim, cache_quantum}};
     for (const auto& s : strides) {
         if (s.stride % s.quantum)
             return refuse(s.name, s.stride, "a multiple of 16 bytes, in elements");
         if (s.stride < s.min)
-            return refuse(s.name, s.stride,
-                          s.min == kLatent + kRope ? "at least 576"
-                          : s.min == kLatent       ? "at least 512"
-                          : s.min == kRope         ? "at least 64"
-                                                   : "0 or more");
+            return refuse(s.name, s.stride, s.min == 0 ? "0 or more" : "at least the row's values");
         if (s.stride >= kStrideLimit) return refuse(s.name, s.stride, kBelowLimit);
     }
     return ok();
@@ -328,10 +334,11 @@ MlaStatus describe_cache(const MlaDecodeParams& p, const CacheRows& rows, int bo
     return describe(map, cache_element(p), 3, rows.base, sizes, strides, box);
 }
 
-// Describes the latent values alone, as four pairs of 64 values. `pairs` pairs are copied together.
+// Describes the latent values alone, as pairs of 64 values. `pairs` pairs are copied together.
 MlaStatus describe_cache_pairs(const MlaDecodeParams& p, int box_tokens, int pairs,
                                CUtensorMap& map) {
-    const cuuint64_t sizes[5] = {64, cuuint64_t(p.page_size), 2, 4, cuuint64_t(p.pages)};
+    const cuuint64_t sizes[5] = {64, cuuint64_t(p.page_size), 2, cuuint64_t(p.latent_dim) / 128,
+                                 cuuint64_t(p.pages)};
     const cuuint64_t strides[4] = {cuuint64_t(p.cache_slot_stride) * 2, 128, 256,
                                    cuuint64_t(p.cache_page_stride) * 2};
     const cuuint32_t box[5] = {64, cuuint32_t(box_tokens), 2, cuuint32_t(pairs), 1};
@@ -340,7 +347,7 @@ MlaStatus describe_cache_pairs(const MlaDecodeParams& p, int box_tokens, int pai
 
 // Describes the latent values of an e4m3 cache, as groups of 128.
 MlaStatus describe_cache_groups(const MlaDecodeParams& p, int box_tokens, CUtensorMap& map) {
-    const cuuint64_t sizes[4] = {128, cuuint64_t(p.page_size), kLatent / 128, cuuint64_t(p.pages)};
+    const cuuint64_t sizes[4] = {128, cuuint64_t(p.page_size), 4, cuuint64_t(p.pages)};
     const cuuint64_t strides[3] = {cuuint64_t(p.cache_slot_stride), 128,
                                    cuuint64_t(p.cache_page_stride)};
     const cuuint32_t box[4] = {128, cuuint32_t(box_tokens), box_tokens == kTileTokens ? 4u : 1u, 1};
@@ -348,11 +355,11 @@ MlaStatus describe_cache_groups(const MlaDecodeParams& p, int box_tokens, CUtens
 }
 
 // Describes queries as tiles of 64 values, in `pairs` pairs of `of_pair` tiles. `copied` tiles of
-// each pair are copied together.
-MlaStatus describe_query(const MlaDecodeParams& p, int rows, const void* base, int64_t row_stride,
-                         int pairs, int of_pair, int copied, CUtensorMap& map) {
-    const cuuint64_t sizes[4] = {64, cuuint64_t(p.tokens) * p.heads, cuuint64_t(of_pair),
-                                 cuuint64_t(pairs)};
+// each pair are copied together. A tile may have only `width` values.
+MlaStatus describe_query(const MlaDecodeParams& p, int rows, const void* base, int width,
+                         int64_t row_stride, int pairs, int of_pair, int copied, CUtensorMap& map) {
+    const cuuint64_t sizes[4] = {cuuint64_t(width), cuuint64_t(p.tokens) * p.heads,
+                                 cuuint64_t(of_pair), cuuint64_t(pairs)};
     const cuuint64_t strides[3] = {cuuint64_t(row_stride) * 2, 128, 256};
     const cuuint32_t box[4] = {64, cuuint32_t(rows), cuuint32_t(copied), cuuint32_t(pairs)};
     return describe(map, query_element(p), 4, base, sizes, strides, box);
@@ -404,8 +411,9 @@ KernelParams kernel_params(const MlaDecodeParams& p, const Shape& shape, const D
     k.out_scale = cache_scale;
     k.evict_first_kv_tiles = evict_first_kv_tiles(p, k.estimate, facts);
 
-    k.even_query = even_rows(p, p.q_latent_token_stride, p.q_latent_head_stride, kLatent) &&
-                   even_rows(p, p.q_rope_token_stride, p.q_rope_head_stride, kRope);
+    k.even_query =
+        even_rows(p, p.q_latent_token_stride, p.q_latent_head_stride, p.latent_dim) &&
+        (p.rope_dim == 0 || even_rows(p, p.q_rope_token_stride, p.q_rope_head_stride, p.rope_dim));
     return k;
 }
 
@@ -413,19 +421,30 @@ KernelParams kernel_params(const MlaDecodeParams& p, const Shape& shape, const D
 // e4m3, queries are always copied row by row.
 MlaStatus describe_tensors(const MlaDecodeParams& p, const Shape& shape, const KernelParams& k,
                            TensorMaps& maps) {
-    const CacheRows latents = {p.cache, kLatent, p.cache_slot_stride, p.cache_page_stride},
-                    rope = {p.cache_rope, kRope, p.cache_rope_slot_stride,
+    const CacheRows latents = {p.cache, p.latent_dim, p.cache_slot_stride, p.cache_page_stride},
+                    rope = {p.cache_rope, p.rope_dim, p.cache_rope_slot_stride,
                             p.cache_rope_page_stride};
-    MlaStatus s = describe_cache(p, rope, k.run, maps.cache_rope);
+    MlaStatus s = p.rope_dim > 0 ? describe_cache(p, rope, k.run, maps.cache_rope) : ok();
     if (s.code == MLA_OK && !shape.fp8) s = describe_cache(p, latents, k.run, maps.cache);
     if (s.code != MLA_OK) return s;
     s = shape.fp8 ? describe_cache_groups(p, k.run, maps.cache_pairs)
                   : describe_cache_pairs(p, k.run, shape.by_rows ? 2 : 1, maps.cache_pairs);
     if (s.code != MLA_OK || !k.even_query || shape.fp8) return s;
-    s = describe_query(p, shape.rows, p.q_latent, p.q_latent_head_stride, 4, 2,
+    s = describe_query(p, shape.rows, p.q_latent, 64, p.q_latent_head_stride, p.latent_dim / 128, 2,
                        shape.by_rows ? 1 : 2, maps.q_latent);
-    if (s.code != MLA_OK) return s;
-    return describe_query(p, shape.rows, p.q_rope, p.q_rope_head_stride, 1, 1, 1, maps.q_rope);
+    if (s.code != MLA_OK || p.rope_dim == 0) return s;
+    return describe_query(p, shape.rows, p.q_rope, p.rope_dim, p.q_rope_head_stride, 1, 1, 1,
+                          maps.q_rope);
+}
+
+template <typename T>
+cudaError_t launch_dtype(const MlaDecodeParams& p, const Launch& l, const KernelParams& k,
+                         const TensorMaps& maps) {
+    if (p.latent_dim == 512)
+        return p.rope_dim > 0 ? launch_rows<T, RowDims<512, 64>>(l, k, maps)
+                              : launch_rows<T, RowDims<512, 0>>(l, k, maps);
+    return p.rope_dim == 64 ? launch_rows<T, RowDims<256, 64>>(l, k, maps)
+                            : launch_rows<T, RowDims<256, 32>>(l, k, maps);
 }
 
 }  // namespace
@@ -445,31 +464,33 @@ extern "C" MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, si
     DeviceFacts facts;
     s = remembered_sm90_facts(facts);
     if (s.code != MLA_OK) return s;
-    *bytes = workspace_bytes(shape.rows, facts.multiprocessors);
+    *bytes = workspace_bytes(params->latent_dim, shape.rows, facts.multiprocessors);
     return ok();
 }
 
 extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream) {
     if (!params) return refuse("params", 0, "a pointer");
-    const MlaDecodeParams p = with_rope(*params);
+    MlaDecodeParams p = *params;
+    if (p.rope_dim == 0) p.cache_rope = nullptr;
+    p = with_rope(p);
     MlaStatus s = check(p);
     if (s.code != MLA_OK) return s;
     DeviceFacts facts;
     s = remembered_sm90_facts(facts);
     if (s.code != MLA_OK) return s;
     const Shape shape = shape_of(p);
-    if (p.workspace_bytes < workspace_bytes(shape.rows, facts.multiprocessors))
+    if (p.workspace_bytes < workspace_bytes(p.latent_dim, shape.rows, facts.multiprocessors))
         return refuse("workspace_bytes", int64_t(p.workspace_bytes),
                       "at least what mla_decode_sm90_workspace says");
     if (p.tokens == 0) return ok();
 
     const KernelParams k = kernel_params(p, shape, facts);
-    TensorMaps maps;
+    TensorMaps maps = {};
     s = describe_tensors(p, shape, k, maps);
     if (s.code != MLA_OK) return s;
     const Launch l{shape, facts.multiprocessors, facts.device, static_cast<cudaStream_t>(stream)};
-    const cudaError_t e = p.q_dtype == MLA_DTYPE_BF16 ? launch_dtype<__nv_bfloat16>(l, k, maps)
-                                                      : launch_dtype<__half>(l, k, maps);
+    const cudaError_t e = p.q_dtype == MLA_DTYPE_BF16 ? launch_dtype<__nv_bfloat16>(p, l, k, maps)
+                                                      : launch_dtype<__half>(p, l, k, maps);
     if (e != cudaSuccess) return cuda_status("cudaLaunchKernelEx", e);
     return ok();
 }

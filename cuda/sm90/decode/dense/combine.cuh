@@ -21,14 +21,16 @@ struct PartialResults {
     __device__ const char* split(int k) const { return partials + (k * step + (k ? rest : first)); }
 };
 
-// Division of the combine's work, given the number of rows of a group of vectors.
-template <int N, int group_rows>
+// Division of the combine's work.
+template <int N, class Fragments>
 struct CombineLayout {
+    using Partial = PartialResult<N, Fragments::kLatent>;
+    static constexpr int group_rows = Fragments::kGroupRows;
     // Unit, in vectors, that is shared out among the CTAs and that some lanes do together.
     static constexpr int kUnit = N <= 16 ? 8 : N / 2;
-    static constexpr int kUnitBytes = kUnit * 16, kUnits = PartialResult<N>::kVectors / kUnit;
+    static constexpr int kUnitBytes = kUnit * 16, kUnits = Partial::kVectors / kUnit;
     // Vectors of a group: of each output thread, and of all of them.
-    static constexpr int kThreadVectors = PartialResult<N>::kGroupVectors * group_rows / 8;
+    static constexpr int kThreadVectors = Partial::kGroupVectors * group_rows / 8;
     static constexpr int kGroupVectors = kThreadVectors * kOutputThreads,
                          kGroupUnits = kGroupVectors / kUnit;
     // Vectors that a thread adds together to hide latency: two, of the same rows, if groups are
@@ -75,7 +77,7 @@ struct Slice {
 // be known before all splits are there.
 template <typename T, int N, typename Fragments, typename Source>
 struct CombineFew {
-    using M = CombineLayout<N, Fragments::kGroupRows>;
+    using M = CombineLayout<N, Fragments>;
     static constexpr int kUnitBytes = M::kUnitBytes, kWeightBytes = kFewSplits * N * 4;
 
     const KernelParams& p;
@@ -184,10 +186,10 @@ struct CombineFew {
                 if (row < merge.rows && slot < merge.source.splits) {
                     const char* split = merge.slot_source(slot);
                     const int of_split = Fragments::kGroupRows * merge.first_group + row;
-                    lse[i] = *reinterpret_cast<const float*>(
-                        split + PartialResult<N>::lse_offset(of_split));
-                    scale[i] = *reinterpret_cast<const float*>(
-                        split + PartialResult<N>::scale_offset(of_split));
+                    lse[i] =
+                        *reinterpret_cast<const float*>(split + M::Partial::lse_offset(of_split));
+                    scale[i] =
+                        *reinterpret_cast<const float*>(split + M::Partial::scale_offset(of_split));
                 }
             }
         }
@@ -314,13 +316,13 @@ struct CombineState {
 // to the two rows from `column` on. If `all`, there are `count` of them: index, index + apart, and
 // so on. Otherwise vector `index` is the only one. Splits are read in batches, and all reads of a
 // batch are in flight together.
-template <int N, int step, int apart, int count, typename Source>
+template <class Partial, int step, int apart, int count, typename Source>
 __device__ __forceinline__ void combine_some(CombineState (&states)[count], const Source& source,
                                              int index, bool all, int column, int first) {
-    constexpr int batch = N <= 16 ? 4 : 8;
+    constexpr int batch = Partial::kRows <= 16 ? 4 : 8;
     CombineState& state = states[0];
     const char* own = source.partials + (first * Source::kStep + source.rest);
-    const char *vectors = own + index * 16, *stats = own + PartialResult<N>::lse_offset(column);
+    const char *vectors = own + index * 16, *stats = own + Partial::lse_offset(column);
 #pragma unroll 1
     for (int k0 = first; k0 < source.splits; k0 += batch * step) {
         uint4 x[batch][count];
@@ -376,7 +378,7 @@ template <typename T, int N, typename Fragments, typename Source>
 __device__ __forceinline__ void combine_many(const KernelParams& p, const Source& source,
                                              const OutputRows<T>& out, Slice slice,
                                              CombineState* scratch, int thread) {
-    using M = CombineLayout<N, Fragments::kGroupRows>;
+    using M = CombineLayout<N, Fragments>;
     constexpr int ways = M::kWorkers, groups = 32 / M::kUnit;
     static_assert(ways == 8 * groups, "each group of lanes adds eight");
     const int lane = thread & 31, warp = thread >> 5, group_of_lanes = lane / M::kUnit,
@@ -389,7 +391,7 @@ __device__ __forceinline__ void combine_many(const KernelParams& p, const Source
             const int index = unit * M::kUnit + in_unit, together = M::kTogether;
             const bool all = together == 1 || (unit % together == 0 && unit + together <= last);
             CombineState some[together];
-            combine_some<N, ways, M::kUnit>(
+            combine_some<typename M::Partial, ways, M::kUnit>(
                 some, source, index, all,
                 Fragments::kGroupRows * (index / M::kGroupVectors) + 2 * Fragments::rows_of(index),
                 way);

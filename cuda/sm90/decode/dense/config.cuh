@@ -22,19 +22,21 @@ constexpr int even_registers(int threads) { return 65536 / threads / 8 * 8; }
 
 // The config for a cache of the queries' type. A CTA has N query rows. If a query tile has more
 // than 64 rows, several CTAs do different rows of it: two, or any number (kAnyGroup).
-template <typename Element, int rows, int group_ctas, bool by_rows = (group_ctas != 1)>
+template <typename Element, class Row, int rows, int group_ctas,
+          bool by_rows = (group_ctas != 1 && Row::kLatent == 512)>
 struct PlainConfig {
     using T = Element;
+    using Dims = Row;
     static constexpr int N = rows, kGroupCtas = group_ctas;
-    // True if the output is by rows and five query panels are held in registers. This is so with
-    // more than 64 rows, if requests may be long.
+    // True if the output is by rows and some query panels are held in registers. This is so with
+    // more than 64 rows and latents of 512, if requests may be long.
     static constexpr bool kByRows = by_rows;
-    using L = PlainLayout<N, kByRows>;
+    using L = PlainLayout<N, kByRows, Dims>;
     using Control = typename L::Control;
     using LatentState = PipelineState<L::kLatentStages>;
     using RopeState = PipelineState<L::kRopeStages>;
-    using Sums = std::conditional_t<kByRows, RowSums<T>, TransposedSums<T, N>>;
-    using Fragments = std::conditional_t<kByRows, RowFragments, TransposedFragments>;
+    using Sums = std::conditional_t<kByRows, RowSums<T>, TransposedSums<T, N, Dims::kLatent>>;
+    using Fragments = std::conditional_t<kByRows, RowFragments, TransposedFragments<Dims::kLatent>>;
 
     using CacheProducer = PlainCacheProducer<PlainConfig>;
     using QueryProducer = PlainQueryProducer<PlainConfig>;
@@ -53,18 +55,25 @@ struct PlainConfig {
 
     // Number of stages of the latent ring that a KV tile takes, and number that a step of its
     // output takes.
-    static constexpr int kKvTileStages = 8 / L::kStagePanels,
+    static constexpr int kKvTileStages = Dims::kLatentPanels / L::kStagePanels,
                          kStepStages = kKvTileStages / Sums::kSteps;
-    // Number of query panels that the scores warpgroup holds; the last of them is the rope panel.
-    // The other held panels take kHeldStages stages in the latent ring.
-    static constexpr int kHeldPanels = 9 - L::kQueryPanels,
-                         kHeldStages = (kHeldPanels - 1) / L::kStagePanels;
+    // Number of query panels that the scores warpgroup holds. The last of them is the rope panel,
+    // if there is one. The other held panels take kHeldStages stages in the latent ring.
+    static constexpr int kHeldPanels = Dims::kPanels - L::kQueryPanels,
+                         kHeldRopePanels = kHeldPanels > 0 ? Dims::kRopePanels : 0,
+                         kHeldStages = (kHeldPanels - kHeldRopePanels) / L::kStagePanels;
+    // The output waits for a use of scores_issued before it frees stages of the same KV tile. The
+    // scores of the tile that uses the barrier next need one of these, even if they wait for no
+    // rope panel.
+    static_assert(!kByRows || L::kLatentStages < kKvTileStages * L::kRopeStages,
+                  "the output could miss a phase");
 };
 
 // The config for a cache of e4m3 with one scale, whatever the queries' type.
 template <typename Element, int rows, int group_ctas>
 struct Fp8Config {
     using T = Element;
+    using Dims = R1Row;
     static constexpr int N = rows, kGroupCtas = group_ctas;
     using L = Fp8Layout<N>;
     using Control = typename L::Control;

@@ -108,9 +108,12 @@ struct GroupsOfEight {
 
 // Vectors of the transposed output, where a row is a latent value and a column a query row. Vector
 // v of output thread t (0..255) is at index v * 256 + t. It holds that thread's values of two
-// panels and one group of eight query rows: v = 2 * group + panel / 2. Each float4 holds two
-// neighbouring query rows at one latent value, and the same rows at the eighth value after it.
+// panels and one group of eight query rows: v = latent / 256 * group + panel / 2. Each float4 holds
+// two neighbouring query rows at one latent value, and the same rows at the eighth value after it.
+template <int latent>
 struct TransposedFragments : GroupsOfEight {
+    static constexpr int kLatent = latent;
+
     // The destination of a lane in a group of rows.
     template <typename T>
     struct RowTarget {
@@ -160,7 +163,7 @@ struct TwoRows {
 // after it are neighbours in the partial result. A float4 is of both rows at one latent value, and
 // at the next.
 struct RowFragments {
-    static constexpr int kGroupRows = 16;
+    static constexpr int kLatent = 512, kGroupRows = 16;
     __device__ static int rows_of(int index) { return index >> 2 & 7; }
     __device__ static bool begins_rows(int of_group) {
         return of_group < 32 && (of_group & 3) == 0;
@@ -185,6 +188,8 @@ struct RowFragments {
 // Vectors of the output of an e4m3 cache: as those of the transposed output, but a float4 is of two
 // neighbouring rows at one latent value, and at the next.
 struct Fp8Fragments : GroupsOfEight {
+    static constexpr int kLatent = 512;
+
     template <typename T>
     __device__ static TwoRows<T> target(const OutputRows<T>& out, int group, int thread) {
         const int row = kGroupRows * group + 2 * rows_of(thread);

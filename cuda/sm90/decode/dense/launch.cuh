@@ -1,4 +1,4 @@
-// Launches one dtype's kernels.
+// Launches the kernels of one dtype and row.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -59,35 +59,43 @@ cudaError_t launch(const Launch& l, const KernelParams& p, const TensorMaps& map
 
 // There is a kernel for each number of rows. With an e4m3 cache, fewer than 16 rows are padded to
 // 16, because with 8 rows the conversions would take the same time.
-template <typename T>
-cudaError_t launch_dtype(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
+template <typename T, class Dims>
+cudaError_t launch_rows(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
     const int group_ctas = l.shape.group_ctas;
     // Groups of one or two CTAs have kernels of their own; all others share one.
-    if (l.shape.fp8) {
-        switch (l.shape.rows) {
-            case 16: return launch<Fp8Config<T, 16, 1>>(l, p, maps);
-            case 32: return launch<Fp8Config<T, 32, 1>>(l, p, maps);
-            default:
-                return group_ctas == 1   ? launch<Fp8Config<T, 64, 1>>(l, p, maps)
-                       : group_ctas == 2 ? launch<Fp8Config<T, 64, 2>>(l, p, maps)
-                                         : launch<Fp8Config<T, 64, kAnyGroup>>(l, p, maps);
+    if constexpr (std::is_same_v<Dims, R1Row>) {
+        if (l.shape.fp8) {
+            switch (l.shape.rows) {
+                case 16: return launch<Fp8Config<T, 16, 1>>(l, p, maps);
+                case 32: return launch<Fp8Config<T, 32, 1>>(l, p, maps);
+                default:
+                    return group_ctas == 1   ? launch<Fp8Config<T, 64, 1>>(l, p, maps)
+                           : group_ctas == 2 ? launch<Fp8Config<T, 64, 2>>(l, p, maps)
+                                             : launch<Fp8Config<T, 64, kAnyGroup>>(l, p, maps);
+            }
         }
     }
     switch (l.shape.rows) {
-        case 8: return launch<PlainConfig<T, 8, 1>>(l, p, maps);
-        case 16: return launch<PlainConfig<T, 16, 1>>(l, p, maps);
-        case 32: return launch<PlainConfig<T, 32, 1>>(l, p, maps);
+        case 8: return launch<PlainConfig<T, Dims, 8, 1>>(l, p, maps);
+        case 16: return launch<PlainConfig<T, Dims, 16, 1>>(l, p, maps);
+        case 32: return launch<PlainConfig<T, Dims, 32, 1>>(l, p, maps);
         default:
-            return group_ctas == 1   ? launch<PlainConfig<T, 64, 1>>(l, p, maps)
-                   : group_ctas > 2  ? launch<PlainConfig<T, 64, kAnyGroup>>(l, p, maps)
-                   : l.shape.by_rows ? launch<PlainConfig<T, 64, 2>>(l, p, maps)
-                                     : launch<PlainConfig<T, 64, 2, false>>(l, p, maps);
+            return group_ctas == 1   ? launch<PlainConfig<T, Dims, 64, 1>>(l, p, maps)
+                   : group_ctas > 2  ? launch<PlainConfig<T, Dims, 64, kAnyGroup>>(l, p, maps)
+                   : l.shape.by_rows ? launch<PlainConfig<T, Dims, 64, 2>>(l, p, maps)
+                                     : launch<PlainConfig<T, Dims, 64, 2, false>>(l, p, maps);
     }
 }
 
-extern template cudaError_t launch_dtype<__nv_bfloat16>(const Launch&, const KernelParams&,
-                                                        const TensorMaps&);
-extern template cudaError_t launch_dtype<__half>(const Launch&, const KernelParams&,
-                                                 const TensorMaps&);
+#define MLA_DECODE_DECLARE(latent, rope)                                           \
+    extern template cudaError_t launch_rows<__nv_bfloat16, RowDims<latent, rope>>( \
+        const Launch&, const KernelParams&, const TensorMaps&);                    \
+    extern template cudaError_t launch_rows<__half, RowDims<latent, rope>>(        \
+        const Launch&, const KernelParams&, const TensorMaps&);
+MLA_DECODE_DECLARE(512, 64)
+MLA_DECODE_DECLARE(512, 0)
+MLA_DECODE_DECLARE(256, 64)
+MLA_DECODE_DECLARE(256, 32)
+#undef MLA_DECODE_DECLARE
 
 }  // namespace mla::sm90::decode

@@ -10,13 +10,23 @@
 
 namespace mla::sm90::decode {
 
-constexpr int kLatent = 512;
-constexpr int kRope = 64;
 // Number of cached tokens in a KV tile, which is a step of the main loop.
 constexpr int kTileTokens = 64;
 constexpr int kMaxRequests = 1024;
 // Maximum number of CTAs of a launch, one per SM.
 constexpr int kCounters = 160;
+// The widths of a row of the cache, and its panels of 64 values. A rotary key has a panel of its
+// own, of which a narrower one fills the first half, or there is none.
+template <int latent, int rope>
+struct RowDims {
+    static constexpr int kLatent = latent, kRope = rope;
+    static constexpr int kLatentPanels = latent / 64, kRopePanels = rope > 0 ? 1 : 0,
+                         kPanels = kLatentPanels + kRopePanels;
+    static_assert(latent % 256 == 0 && (rope == 64 || rope == 32 || rope == 0),
+                  "each output warpgroup has whole vectors of a partial result");
+};
+using R1Row = RowDims<512, 64>;
+
 // A config has this instead of a number of CTAs of a group if the launch's grid gives that number.
 constexpr int kAnyGroup = 0;
 
@@ -34,9 +44,9 @@ struct Estimate {
 };
 
 struct KernelParams {
-    const void* q_latent;     // [tokens, heads, 512]
-    const void* q_rope;       // [tokens, heads, 64]
-    void* out;                // [tokens, heads, 512]
+    const void* q_latent;     // [tokens, heads, latent]
+    const void* q_rope;       // [tokens, heads, rope], unused if rows have no rotary key
+    void* out;                // [tokens, heads, latent]
     float* lse;               // [heads, tokens], or null
     const int* block_table;   // [requests, pages of the longest]
     const int* kv_lens;       // [requests]
@@ -75,21 +85,23 @@ struct KernelParams {
 };
 
 struct TensorMaps {
-    // Latent values of 16 bits: [pages][page_size][512], boxes of 64 values by a run of tokens.
+    // Latent values of 16 bits: [pages][page_size][latent], boxes of 64 values by a run of tokens.
     // Unused for e4m3.
     CUtensorMap cache;
-    CUtensorMap cache_rope;  // [pages][page_size][64], boxes of 64 values by a run of tokens
-    // The latent values as four pairs of panels: [pages][4][2][page_size][64]. Value x + 64 odd +
-    // 128 pair of a token is at [page][pair][odd][token][x]. A box has 64 values of a run of
+    // [pages][page_size][rope], in boxes of 64 values by a run of tokens. If a row has fewer rotary
+    // values, TMA fills the rest with zeros.
+    CUtensorMap cache_rope;
+    // The latent values as pairs of panels: [pages][latent / 128][2][page_size][64]. Value x + 64
+    // odd + 128 pair of a token is at [page][pair][odd][token][x]. A box has 64 values of a run of
     // tokens, in both panels of one pair or of two pairs. In an e4m3 cache there are four groups of
     // 128 values instead: [pages][4][page_size][128]. A box has 64 tokens and all groups, or 16
     // tokens and one group.
     CUtensorMap cache_pairs;
-    // [4][2][tokens * heads][64]: value x + 64 odd + 128 pair of a row is at [pair][odd][row][x]. A
-    // box has 64 values of N rows, in one panel or both panels of every pair. Unused unless
-    // even_query.
+    // [latent / 128][2][tokens * heads][64]: value x + 64 odd + 128 pair of a row is at
+    // [pair][odd][row][x]. A box has 64 values of N rows, in one panel or both panels of every pair.
+    // Unused unless even_query.
     CUtensorMap q_latent;
-    CUtensorMap q_rope;  // [1][1][tokens * heads][64]
+    CUtensorMap q_rope;  // [1][1][tokens * heads][rope], in boxes of 64 values
 };
 
 // Number of f16 values that lie together in a partial result.
@@ -99,10 +111,11 @@ constexpr int kVectorValues = 8;
 // brings the largest value to 2^14 or more. f16 then has 11 bits for all values above 2^-28 of the
 // largest. First come the vectors of the 256 output threads. Then come, for every two rows, their
 // log-sum-exps (base 2), the factors for their values, and padding.
-template <int N>
+template <int N, int latent>
 struct PartialResult {
+    static constexpr int kRows = N;
     // Number of vectors of a thread for every eight rows.
-    static constexpr int kGroupVectors = 16 / kVectorValues;
+    static constexpr int kGroupVectors = latent / 32 / kVectorValues;
     static constexpr int kVectors = N / 8 * kGroupVectors * 256;
     static constexpr size_t kBytes = size_t(kVectors) * 16 + N / 2 * 16;
 

@@ -77,7 +77,8 @@ struct Prologue {
     // has some. TMA asks for queries only when there are work items, and then in many CTAs at the
     // same time.
     __device__ void prefetch_queries(int lane) const {
-        constexpr int max_rows = 32, lines = (kLatent + kRope) * 2 / 128;
+        constexpr int max_rows = 32, latent_lines = C::Dims::kLatentPanels,
+                      lines = C::Dims::kPanels;
         const int rows = p.requests * p.query_len * p.heads,
                   own = unsigned(rows + c.ctas() - 1) / c.ctas();
         if (!p.even_query || p.cu_q_lens || own > max_rows) return;
@@ -88,7 +89,8 @@ struct Prologue {
             const char* latent =
                 static_cast<const char*>(p.q_latent) + row * p.q_latent_head_stride * 2;
             const char* rope = static_cast<const char*>(p.q_rope) + row * p.q_rope_head_stride * 2;
-            if (row < rows) ptx::prefetch_global_l2(line < lines - 1 ? latent + line * 128 : rope);
+            if (row < rows)
+                ptx::prefetch_global_l2(line < latent_lines ? latent + line * 128 : rope);
         }
         __syncwarp();
     }

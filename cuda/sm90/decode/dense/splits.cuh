@@ -14,7 +14,8 @@ struct Splits {
     using T = typename C::T;
     static constexpr int N = C::N;
     using Fragments = typename C::Fragments;
-    using Combine = CombineLayout<N, Fragments::kGroupRows>;
+    using Combine = CombineLayout<N, Fragments>;
+    using Partial = typename Combine::Partial;
     using Protocol = SplitProtocol<DeviceMemory>;
 
     const Context<C>& c;
@@ -49,7 +50,6 @@ struct Splits {
             }
         }
         if (thread < N) {
-            using Partial = PartialResult<N>;
             // Hides the thread's number from the compiler, which would compute what depends on
             // it before the first work item, and spill it.
             int of_split = thread;
@@ -104,7 +104,7 @@ struct Splits {
                 return true;
             };
             const char* partials = p.partials;
-            using Source = PartialResults<Context<C>::kGroupStep * PartialResult<N>::kBytes>;
+            using Source = PartialResults<Context<C>::kGroupStep * Partial::kBytes>;
             const Source source{partials, uint32_t(partial(item.first_group, true) - partials),
                                 uint32_t(partial(item.first_group, false) - partials), item.splits};
 #pragma unroll 1
@@ -136,7 +136,7 @@ struct Splits {
     __device__ char* partial(int of_group, bool begins) const {
         return p.partials +
                (begins * c.ctas() + of_group * Context<C>::kGroupStep + c.list_offset()) *
-                   PartialResult<N>::kBytes;
+                   Partial::kBytes;
     }
 
     // Address at which a combiner keeps its own slice: queries and ring are idle when there is no

@@ -8,6 +8,9 @@
 namespace mla::sm90::sparse {
 namespace {
 
+// The kinds of rows (rows.cuh).
+enum class Format { same, e4m3, ds_mla };
+
 // Finds the format in which this kernel reads a cache. Returns false if the kernel does not take
 // the cache. The switch has no default, so a new format is an error of the compiler here, too.
 bool format_of(const MlaSparseParams& p, Format& format) {
@@ -29,15 +32,6 @@ Format format_of(const MlaSparseParams& p) {
     return format;
 }
 
-int64_t row_bytes(Format format) {
-    switch (format) {
-        case Format::same: return SameRows<__half>::kBytes;
-        case Format::e4m3: return E4m3Rows::kBytes;
-        case Format::ds_mla: return DsMlaRows::kBytes;
-    }
-    return 0;
-}
-
 bool is_width(int width) { return width >= 0 && width <= 8192; }
 
 MlaStatus check_shape(const MlaSparseParams& p) {
@@ -49,26 +43,20 @@ MlaStatus check_shape(const MlaSparseParams& p) {
         .that(is_width(p.width), "width", p.width, "0..=8192")
         .that(is_width(p.second.width), "second.width", p.second.width, "0..=8192")
         .that(p.latent_dim == kLatent, "latent_dim", p.latent_dim, "512")
-        .that(p.rope_dim == kRope, "rope_dim", p.rope_dim, "64")
+        .that(p.rope_dim == 64 || p.rope_dim == 0, "rope_dim", p.rope_dim, "64 or 0")
         .that(bf16 || f16, "q_dtype", p.q_dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)")
         .that(format_of(p, format), "cache_format", p.cache_format,
               "the format of q_dtype, MLA_CACHE_FP8 (3) or MLA_CACHE_FP8_DS_MLA (4)")
         .status();
 }
 
-// Bytes of a latent with its scales. The rotary key of a row lies behind them.
-int64_t latent_bytes(Format format) {
-    switch (format) {
-        case Format::same: return SameRows<__half>::kLatentBytes;
-        case Format::e4m3: return E4m3Rows::kLatentBytes;
-        case Format::ds_mla: return DsMlaRows::kLatentBytes;
-    }
-    return 0;
+RowShape row_of(const MlaSparseParams& p) {
+    return row_shape(p.cache_format, p.latent_dim, p.rope_dim);
 }
 
 // True if rotary keys lie in a tensor of their own.
 bool is_split(const MlaSparseParams& p, const MlaListedCache& c) {
-    return !is_one_row(c, latent_bytes(format_of(p)));
+    return p.rope_dim > 0 && !is_one_row(c, row_of(p).rope_offset);
 }
 
 MlaListedCache first(const MlaSparseParams& p) {
@@ -109,7 +97,8 @@ constexpr ListedNames kFirst = MLA_LISTED_NAMES(""), kSecond = MLA_LISTED_NAMES(
 void check_listed(Check& check, const MlaSparseParams& p, const MlaListedCache& c,
                   const ListedNames& names) {
     const bool split = is_split(p, c);
-    const int64_t row = split ? latent_bytes(format_of(p)) : row_bytes(format_of(p));
+    const RowShape shape = row_of(p);
+    const int64_t row = split ? shape.rope_offset : shape.bytes;
     check.that(c.page_size >= 1, names.page_size, c.page_size, "at least 1")
         .that(c.pages >= 1 && c.pages <= INT32_MAX, names.pages, c.pages, "1..=2147483647")
         .that(c.cache && is_aligned(c.cache, 16), names.cache, address(c.cache),
@@ -120,7 +109,7 @@ void check_listed(Check& check, const MlaSparseParams& p, const MlaListedCache& 
               "behind the latent and its scales, at the strides of the rows")
         .that(is_aligned(c.counts, 4), names.counts, address(c.counts),
               "null, or a device pointer aligned to 4 bytes");
-    const int64_t key = row_bytes(format_of(p)) - latent_bytes(format_of(p));
+    const int64_t key = shape.bytes - shape.rope_offset;
     if (split && c.pages > 1)
         check
             .that(c.cache_rope_page_stride % 16 == 0, names.rope_page_stride,
@@ -161,9 +150,10 @@ MlaStatus check(const MlaSparseParams& p) {
     const struct {
         const void* pointer;
         const char* name;
-    } rows[] = {{p.q_latent, "q_latent"}, {p.q_rope, "q_rope"}, {p.out, "out"}};
+        bool used = true;
+    } rows[] = {{p.q_latent, "q_latent"}, {p.q_rope, "q_rope", p.rope_dim > 0}, {p.out, "out"}};
     for (const auto& r : rows)
-        check.that(r.pointer && is_aligned(r.pointer, 16), r.name, address(r.pointer),
+        check.that(!r.used || (r.pointer && is_aligned(r.pointer, 16)), r.name, address(r.pointer),
                    "a device pointer aligned to 16 bytes");
     const struct {
         const void* pointer;
@@ -182,8 +172,8 @@ MlaStatus check(const MlaSparseParams& p) {
     } strides[] = {
         {p.q_latent_token_stride, "q_latent_token_stride", 0, p.tokens > 1},
         {p.q_latent_head_stride, "q_latent_head_stride", 0, p.heads > 1},
-        {p.q_rope_token_stride, "q_rope_token_stride", 0, p.tokens > 1},
-        {p.q_rope_head_stride, "q_rope_head_stride", 0, p.heads > 1},
+        {p.q_rope_token_stride, "q_rope_token_stride", 0, p.rope_dim > 0 && p.tokens > 1},
+        {p.q_rope_head_stride, "q_rope_head_stride", 0, p.rope_dim > 0 && p.heads > 1},
         {p.out_token_stride, "out_token_stride", kLatent, p.tokens > 1},
         {p.out_head_stride, "out_head_stride", kLatent, p.heads > 1},
     };
@@ -258,9 +248,9 @@ KernelParams kernel_params(const MlaSparseParams& p) {
     k.out_token_stride = p.out_token_stride;
     k.out_head_stride = p.out_head_stride;
     k.lse_head_stride = p.lse_head_stride;
-    k.row_bytes = int(k.split ? latent_bytes(format_of(p)) : row_bytes(format_of(p)));
+    k.row_bytes = int(k.split ? row_of(p).rope_offset : row_of(p).bytes);
     // Maximum size of the rows that are read as evict-first. Dense decode has a bound, too.
-    k.read_once = p.tokens * width(p) * row_bytes(format_of(p)) <= int64_t(192) << 20;
+    k.read_once = p.tokens * width(p) * row_of(p).bytes <= int64_t(192) << 20;
     k.tokens = p.tokens;
     k.heads = p.heads;
     k.width = int(width(p));
@@ -270,14 +260,20 @@ KernelParams kernel_params(const MlaSparseParams& p) {
     return k;
 }
 
-template <typename T>
-cudaError_t launch_dtype(Format format, const Launch& l, const KernelParams& k) {
+template <typename T, int rope>
+cudaError_t launch_format(Format format, const Launch& l, const KernelParams& k) {
     switch (format) {
-        case Format::same: return launch_format<T, Format::same>(l, k);
-        case Format::e4m3: return launch_format<T, Format::e4m3>(l, k);
-        case Format::ds_mla: return launch_format<T, Format::ds_mla>(l, k);
+        case Format::same: return launch_rows<T, SameRows<T, rope>>(l, k);
+        case Format::e4m3: return launch_rows<T, E4m3Rows<rope>>(l, k);
+        case Format::ds_mla: return launch_rows<T, DsMlaRows<rope>>(l, k);
     }
     return cudaErrorInvalidValue;
+}
+
+template <typename T>
+cudaError_t launch_dtype(const MlaSparseParams& p, const Launch& l, const KernelParams& k) {
+    return p.rope_dim > 0 ? launch_format<T, 64>(format_of(p), l, k)
+                          : launch_format<T, 0>(format_of(p), l, k);
 }
 
 }  // namespace
@@ -288,7 +284,9 @@ using namespace mla::sm90::sparse;
 
 extern "C" MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream) {
     if (!params) return refuse("params", 0, "a pointer");
-    MlaSparseParams p = with_rope(*params);
+    MlaSparseParams p = *params;
+    if (p.rope_dim == 0) p.cache_rope = p.second.cache_rope = nullptr;
+    p = with_rope(p);
     p.second = with_rope(p.second, latent_bytes(p.cache_format, p.latent_dim));
     MlaStatus s = check_shape(p);
     if (s.code != MLA_OK) return s;
@@ -301,8 +299,8 @@ extern "C" MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream
     const KernelParams k = kernel_params(p);
     const Launch l = {facts.multiprocessors, facts.device, static_cast<cudaStream_t>(stream)};
     return cuda_status("cudaLaunchKernelEx", p.q_dtype == MLA_DTYPE_BF16
-                                                 ? launch_dtype<__nv_bfloat16>(format_of(p), l, k)
-                                                 : launch_dtype<__half>(format_of(p), l, k));
+                                                 ? launch_dtype<__nv_bfloat16>(p, l, k)
+                                                 : launch_dtype<__half>(p, l, k));
 }
 
 extern "C" MlaStatus mla_sparse_sm90_splits(const MlaSparseParams* params, const int32_t* clusters,

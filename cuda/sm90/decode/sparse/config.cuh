@@ -1,8 +1,9 @@
 // The layout of a CTA's shared memory.
 //
-// Nine query tiles of N rows by 64 values come first. Two tiles of probabilities, of N rows by 64
-// keys, follow, and then the ring of stages. After an item's last MMA, all of this memory is idle.
-// While a cluster merges, it holds partial results.
+// The query tiles of N rows by 64 values come first: eight of latent values, and one of rotary ones
+// if there are any. Two tiles of probabilities, of N rows by 64 keys, follow, and then the ring of
+// stages. After an item's last MMA, all of this memory is idle. While a cluster merges, it holds
+// partial results.
 #pragma once
 
 #include "../../../common/named_barrier.cuh"
@@ -42,7 +43,8 @@ struct Layout {
     // registers for a second one.
     static constexpr int kScoreGroups = N <= 16 ? 2 : 1;
     static constexpr int kScoreThreads = 128 * kScoreGroups;
-    static constexpr int kQueryTileBytes = N * 128, kQueryBytes = 9 * kQueryTileBytes;
+    static constexpr int kQueryTileBytes = N * 128;
+    static constexpr int kQueryBytes = (kLatent + Rows::kRope) / 64 * kQueryTileBytes;
     static constexpr int kProbabilityBytes = N * kTileKeys * 2;
     static constexpr int kProbabilityOffset = kQueryBytes;
     static constexpr int kRingOffset = kQueryBytes + kProbabilityTiles * kProbabilityBytes;

@@ -51,22 +51,21 @@ namespace mla::sm90::sparse {
 
 // Number of threads of a CTA, and registers per thread of its warpgroups. All warpgroups begin with
 // the even share. Some then give registers to others.
-template <int N, class Rows>
+template <int N, class R>
 struct Threads {
-    static constexpr int kGroups = Layout<N, Rows>::kScoreGroups;
+    static constexpr int kGroups = Layout<N, R>::kScoreGroups;
     static constexpr int kAll = 128 + 128 * kGroups + kOutputThreads;
     static constexpr int kEvenShare = 65536 / kAll / 8 * 8, kShares = kEvenShare * kAll / 128;
     // With 64 rows, scales of the keys need a second set of accumulators for the
     // scores.
     static constexpr int kLoad = N == 64 ? 24 : 40;
-    static constexpr int kScores = N == 16 ? 96 : N == 32 ? 136 : Rows::kScales ? 136 : 120;
+    static constexpr int kScores = N == 16 ? 96 : N == 32 ? 136 : R::kScales ? 136 : 120;
     static constexpr int kOutput = (kShares - kLoad - kGroups * kScores) / 16 * 8;
 };
 
-template <typename T, int N, Format format>
-__global__ __launch_bounds__(Threads<N, Rows<T, format>>::kAll,
+template <typename T, int N, class R>
+__global__ __launch_bounds__(Threads<N, R>::kAll,
                              1) void sparse_kernel(const __grid_constant__ KernelParams p) {
-    using R = Rows<T, format>;
     using L = Layout<N, R>;
     using Share = Threads<N, R>;
     extern __shared__ __align__(1024) char shared[];
@@ -89,10 +88,10 @@ __global__ __launch_bounds__(Threads<N, Rows<T, format>>::kAll,
             ptx::setmaxnreg_inc<Share::kScores>();
         else if constexpr (Share::kScores < Share::kEvenShare)
             ptx::setmaxnreg_dec<Share::kScores>();
-        Scores<T, N, format>(p, s, base).run();
+        Scores<T, N, R>(p, s, base).run();
     } else {
         ptx::setmaxnreg_inc<Share::kOutput>();
-        Output<T, N, format>(p, s, base).run();
+        Output<T, N, R>(p, s, base).run();
         wait_at_end(p);
     }
 }

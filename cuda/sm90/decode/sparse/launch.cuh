@@ -1,4 +1,4 @@
-// Launches the kernels of one dtype.
+// Launches the kernels of one dtype and kind of row.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,17 +21,17 @@ struct Launch {
 
 // A kernel, with its number of threads and its shared memory. Narrow is for tiles of up to N heads,
 // and Wide for tiles of up to 64.
-template <typename T, int N, Format format>
+template <typename T, int N, class R>
 struct Narrow {
-    static constexpr int kThreads = Threads<N, Rows<T, format>>::kAll;
-    static constexpr int kSharedBytes = Layout<N, Rows<T, format>>::kBytes;
-    static constexpr auto kKernel = &sparse_kernel<T, N, format>;
+    static constexpr int kThreads = Threads<N, R>::kAll;
+    static constexpr int kSharedBytes = Layout<N, R>::kBytes;
+    static constexpr auto kKernel = &sparse_kernel<T, N, R>;
 };
-template <typename T>
+template <typename T, int rope>
 struct Wide {
     static constexpr int kThreads = WideThreads::kAll;
-    static constexpr int kSharedBytes = WideLayout::kBytes;
-    static constexpr auto kKernel = &wide_kernel<T>;
+    static constexpr int kSharedBytes = WideLayout<rope>::kBytes;
+    static constexpr auto kKernel = &wide_kernel<T, rope>;
 };
 
 template <class K>
@@ -98,40 +98,41 @@ cudaError_t launch(const Launch& l, const KernelParams& p, const LaunchPlans& la
     return e;
 }
 
-template <typename T, Format format>
-cudaError_t launch_format(const Launch& l, const KernelParams& unplanned) {
+template <typename T, class R>
+cudaError_t launch_rows(const Launch& l, const KernelParams& unplanned) {
     // A CTA of every kernel has an SM to itself, so the number of clusters is the same
     // for all kernels.
     const ActiveClusters* active;
-    const cudaError_t e = active_clusters<Narrow<T, 16, format>>(l, active);
+    const cudaError_t e = active_clusters<Narrow<T, 16, R>>(l, active);
     if (e != cudaSuccess) return e;
     const SplitPlan own =
-        split_plan(unplanned.tokens, unplanned.heads, unplanned.width, format != Format::same,
+        split_plan(unplanned.tokens, unplanned.heads, unplanned.width, R::kConverts,
                    [&](int splits) { return active->clusters[splits].load(); });
     KernelParams p = unplanned;
     p.head_tiles = own.head_tiles;
     p.token_factor = ((uint32_t(1) << 31) + p.head_tiles - 1) / p.head_tiles;
     p.tile_heads = own.tile_heads;
     switch (rows_of(own.tile_heads)) {
-        case 16: return launch<Narrow<T, 16, format>>(l, p, own.launches);
-        case 32: return launch<Narrow<T, 32, format>>(l, p, own.launches);
+        case 16: return launch<Narrow<T, 16, R>>(l, p, own.launches);
+        case 32: return launch<Narrow<T, 32, R>>(l, p, own.launches);
         default:
-            if constexpr (format == Format::same)
-                return launch<Wide<T>>(l, p, own.launches);
+            if constexpr (!R::kConverts)
+                return launch<Wide<T, R::kRope>>(l, p, own.launches);
             else
-                return launch<Narrow<T, 64, format>>(l, p, own.launches);
+                return launch<Narrow<T, 64, R>>(l, p, own.launches);
     }
 }
 
-#define MLA_SPARSE_DECLARE(T, format)                                           \
-    extern template cudaError_t launch_format<T, Format::format>(const Launch&, \
-                                                                 const KernelParams&);
-MLA_SPARSE_DECLARE(__nv_bfloat16, same)
-MLA_SPARSE_DECLARE(__nv_bfloat16, e4m3)
-MLA_SPARSE_DECLARE(__nv_bfloat16, ds_mla)
-MLA_SPARSE_DECLARE(__half, same)
-MLA_SPARSE_DECLARE(__half, e4m3)
-MLA_SPARSE_DECLARE(__half, ds_mla)
+#define MLA_SPARSE_DECLARE(T, rope)                                                     \
+    extern template cudaError_t launch_rows<T, SameRows<T, rope>>(const Launch&,        \
+                                                                  const KernelParams&); \
+    extern template cudaError_t launch_rows<T, E4m3Rows<rope>>(const Launch&,           \
+                                                               const KernelParams&);    \
+    extern template cudaError_t launch_rows<T, DsMlaRows<rope>>(const Launch&, const KernelParams&);
+MLA_SPARSE_DECLARE(__nv_bfloat16, 64)
+MLA_SPARSE_DECLARE(__nv_bfloat16, 0)
+MLA_SPARSE_DECLARE(__half, 64)
+MLA_SPARSE_DECLARE(__half, 0)
 #undef MLA_SPARSE_DECLARE
 
 }  // namespace mla::sm90::sparse

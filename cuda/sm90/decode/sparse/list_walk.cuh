@@ -21,16 +21,17 @@ __device__ __forceinline__ void prefetch_list(const KernelParams& p, const WorkI
 
 // Prefetches the next item's queries and the first entries of its list into L2. Called by `threads`
 // threads; `thread` is this one's number.
+template <int rope>
 __device__ __forceinline__ void prefetch_item(const KernelParams& p, int index, int thread,
                                               int threads) {
     if (index >= p.items) return;
     const WorkItem item(p, index);
-    constexpr int lines = (kLatent + kRope) * 2 / 128;
+    constexpr int latent_lines = kLatent * 2 / 128, lines = latent_lines + rope * 2 / 128;
 #pragma unroll 1
     for (int i = thread; i < item.heads * lines; i += threads) {
         const int head = unsigned(i) / lines, line = i - head * lines;
-        ptx::prefetch_global_l2(line < lines - 1 ? item.latent(p, head) + line * 128
-                                                 : item.rope(p, head));
+        ptx::prefetch_global_l2(line < latent_lines ? item.latent(p, head) + line * 128
+                                                    : item.rope(p, head));
     }
     prefetch_list(p, item, thread);
 }

@@ -13,9 +13,8 @@
 
 namespace mla::sm90::sparse {
 
-template <typename T, int N, Format format>
+template <typename T, int N, class R>
 struct Output {
-    using R = Rows<T, format>;
     using L = Layout<N, R>;
     using Operand = typename R::Operand;
     using Sums = float[4][N / 2];
@@ -45,7 +44,7 @@ struct Output {
 #pragma unroll 1
         for (int i = TileScheduler::first(p); i < p.items; i += TileScheduler::step(), ++done) {
             // The output warps have nothing else to do yet.
-            prefetch_item(p, i + TileScheduler::step(), thread, kOutputThreads);
+            prefetch_item<R::kRope>(p, i + TileScheduler::step(), thread, kOutputThreads);
             find_ends(p, s.ends, i, done, thread);
             Sums acc;
 #pragma unroll

@@ -6,7 +6,6 @@
 namespace mla::sm90::sparse {
 
 constexpr int kLatent = 512;
-constexpr int kRope = 64;
 // Number of listed keys in a KV tile, which is a step of the main loop.
 constexpr int kTileKeys = 64;
 // Number of keys in a stage of the ring. They are waited for together.
@@ -58,7 +57,7 @@ struct KernelParams {
     const int* query_starts;
     int64_t block_table_stride;
     const void* q_latent;  // [tokens, heads, 512]
-    const void* q_rope;    // [tokens, heads, 64]
+    const void* q_rope;    // [tokens, heads, 64], unused if rows have no rotary key
     const float* sinks;    // [heads], or null
     void* out;             // [tokens, heads, 512]
     float* lse;            // [heads, tokens], or null

@@ -1,5 +1,6 @@
-// Brings queries into the form of operand B of the scores: nine K-major tiles of N rows by 64
-// values, swizzled. If the keys are e4m3, queries are converted to f16, and scaled into its range.
+// Brings queries into the form of operand B of the scores: K-major tiles of N rows by 64 values,
+// swizzled, eight of latent values and one of rotary ones. If the keys are e4m3, queries are
+// converted to f16, and scaled into its range.
 #pragma once
 
 #include "../../../common/swizzle.cuh"
@@ -9,9 +10,8 @@ namespace mla::sm90::sparse {
 
 // Called by all threads of the scores warpgroups; `thread` is the number of the caller. Each thread
 // has units of 32 values of one row. No other thread touches these before the barrier that follows.
-template <typename T, int N, Format format>
+template <typename T, int N, class R>
 struct Queries {
-    using R = Rows<T, format>;
     using L = Layout<N, R>;
 
     const KernelParams& p;
@@ -46,7 +46,7 @@ struct Queries {
     }
 
   private:
-    static constexpr int kLatentUnits = kLatent / 32, kUnits = kLatentUnits + kRope / 32;
+    static constexpr int kLatentUnits = kLatent / 32, kUnits = kLatentUnits + R::kRope / 32;
     // True if queries of bf16 become f16. bf16 has exponents that f16 does not have.
     static constexpr bool kScaled = R::kConverts && !std::is_same_v<T, __half>;
 

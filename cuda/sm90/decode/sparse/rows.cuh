@@ -14,25 +14,27 @@
 // order.
 #pragma once
 
-#include <type_traits>
-
 #include "params.cuh"
 #include "ptx/sm90.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace mla::sm90::sparse {
 
-enum class Format { same, e4m3, ds_mla };
+// The smallest pitch that a row of so many bytes fits.
+constexpr int pitch_of(int bytes) { return (bytes + 111) / 128 * 128 + 16; }
 
+// A latent, then its scales if it has some, then a rotary key of `rope` values, 64 or none.
+//
 // Rows of the queries' own dtype, T.
-template <typename T>
+template <typename T, int rope>
 struct SameRows {
     using Operand = T;
+    static constexpr int kRope = rope;
     static constexpr int kBytes = (kLatent + kRope) * 2;
     // True if rotary keys may lie in a tensor of their own. A latent then has kLatentBytes bytes.
-    static constexpr bool kSplits = true;
+    static constexpr bool kSplits = kRope > 0;
     static constexpr int kLatentBytes = kLatent * 2;
-    static constexpr int kPitch = kBytes + 16;
+    static constexpr int kPitch = pitch_of(kBytes);
     // True if latent values have scales of their own.
     static constexpr bool kScales = false;
     // True if queries are converted to f16 and scaled. The order of their words depends on this,
@@ -44,8 +46,10 @@ struct SameRows {
 };
 
 // The properties that rows of e4m3 have in common.
+template <int rope>
 struct QuantisedRows {
     using Operand = __half;
+    static constexpr int kRope = rope;
     static constexpr bool kConverts = true;
 
     // The row of the stage that is row i of the operand. One load reads four of eight consecutive
@@ -58,30 +62,28 @@ struct QuantisedRows {
 };
 
 // Rows of e4m3, with one scale for the whole cache.
-struct E4m3Rows : QuantisedRows {
-    static constexpr int kBytes = kLatent + kRope;
-    static constexpr bool kSplits = true;
+template <int rope>
+struct E4m3Rows : QuantisedRows<rope> {
+    static constexpr int kBytes = kLatent + rope;
+    static constexpr bool kSplits = rope > 0;
     static constexpr int kLatentBytes = kLatent;
-    // This is also the pitch of rows with scales.
-    static constexpr int kPitch = 656;
+    static constexpr int kPitch = pitch_of(kBytes);
     static constexpr bool kScales = false;
 };
 
-// fp8_ds_mla: 512 bytes, four f32 scales, 64 rotary values of bf16.
-struct DsMlaRows : QuantisedRows {
-    static constexpr int kBytes = 656;
+// fp8_ds_mla: 512 bytes, four f32 scales, the rotary values of bf16.
+template <int rope>
+struct DsMlaRows : QuantisedRows<rope> {
+    static constexpr int kScalesOffset = 512, kRopeOffset = 528;
+    static constexpr int kBytes = kRopeOffset + 2 * rope;
     static constexpr bool kSplits = false;
     static constexpr int kLatentBytes = 528;
-    static constexpr int kPitch = 656;
+    static constexpr int kPitch = pitch_of(kBytes);
     static constexpr bool kScales = true;
-    static constexpr int kScalesOffset = 512, kRopeOffset = 528;
     static constexpr int kGroups = 4, kGroupValues = kLatent / kGroups;
 };
 
-template <typename T, Format format>
-using Rows = std::conditional_t<format == Format::same, SameRows<T>,
-                                std::conditional_t<format == Format::e4m3, E4m3Rows, DsMlaRows>>;
-
-static_assert(SameRows<__half>::kPitch % 128 == 16 && DsMlaRows::kPitch % 128 == 16);
+static_assert(E4m3Rows<64>::kPitch == 656 && DsMlaRows<64>::kPitch == 656 &&
+              DsMlaRows<0>::kPitch == 528 && SameRows<__half, 0>::kPitch == 1040);
 
 }  // namespace mla::sm90::sparse

@@ -10,9 +10,8 @@
 
 namespace mla::sm90::sparse {
 
-template <typename T, int N, Format format>
+template <typename T, int N, class R>
 struct ScoreGemm {
-    using R = Rows<T, format>;
     using L = Layout<N, R>;
     using Sums = float[N / 2];
 
@@ -52,11 +51,11 @@ struct ScoreGemm {
         return ptx::wgmma_descriptor(base + step / 4 * L::kQueryTileBytes) + 2 * (step & 3);
     }
 
-    // d = the sum of all 36 steps, in the queries' own dtype. A warp that has issued an MMA with an
+    // d = the sum of all steps, in the queries' own dtype. A warp that has issued an MMA with an
     // operand in registers waits until the MMA is nearly done. Operands are therefore loaded in
     // batches, each while the MMAs of the batch before it run.
     __device__ void multiply_same(Sums& d, uint32_t stage) const {
-        constexpr int batch = 4, batches = 36 / batch;
+        constexpr int batch = 4, batches = (kLatent + R::kRope) / 16 / batch;
         const uint32_t from = stage + (lane & 15) * R::kPitch + (lane >> 4) * 16;
         uint32_t a[2][batch][4];
         const auto load = [&](int b) {
@@ -131,13 +130,14 @@ struct ScoreGemm {
     }
 
     __device__ void multiply_e4m3(Sums& d, uint32_t stage) const {
-        for_each_block<(kLatent + kRope) / 32>(
+        for_each_block<(kLatent + R::kRope) / 32>(
             stage, [&](int b, const uint32_t* a) { issue_block(d, a, b, b > 0); }, [](int) {},
             [](int) {});
         ptx::wgmma_wait_group<0>();
     }
 
-    // d = the rotary part, plus the part of each group of latent values times the key's scale.
+    // d = the rotary part, if there is one, plus the part of each group of latent values times the
+    // key's scale.
     __device__ void multiply_scaled(Sums& d, uint32_t stage) const {
         // With many rows there are no registers for the sums of two groups.
         constexpr int sums = N < 32 ? 2 : 1;
@@ -179,7 +179,10 @@ struct ScoreGemm {
     }
 
     __device__ void multiply_rope(Sums& d, uint32_t stage) const {
-        if constexpr (R::kScales) {
+        if constexpr (R::kRope == 0) {
+#pragma unroll
+            for (float& x : d) x = 0.f;
+        } else if constexpr (R::kScales) {
             const uint32_t from =
                 stage + R::key_row(lane & 15) * R::kPitch + R::kRopeOffset + (lane >> 4) * 16;
             uint32_t a[4][4];

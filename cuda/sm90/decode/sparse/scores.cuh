@@ -21,12 +21,11 @@ constexpr float kHeadroom = 7.f;
 // would cost 9% of the time.
 constexpr float kRatioLift = 128.f;
 
-template <typename T, int N, Format format>
+template <typename T, int N, class R>
 struct Scores {
-    using R = Rows<T, format>;
     using L = Layout<N, R>;
     using Operand = typename R::Operand;
-    using Sums = typename ScoreGemm<T, N, format>::Sums;
+    using Sums = typename ScoreGemm<T, N, R>::Sums;
     static constexpr int kColumns = N / 4;
     static constexpr bool kPingpong = L::kScoreGroups == 2;
 
@@ -35,7 +34,7 @@ struct Scores {
     uint32_t base;
     // The group, and this thread's numbers within it.
     int group, thread, warp, lane;
-    const ScoreGemm<T, N, format> gemm;
+    const ScoreGemm<T, N, R> gemm;
 
     __device__ Scores(const KernelParams& params, typename L::Control& small, uint32_t address)
         : p(params),
@@ -97,7 +96,7 @@ struct Scores {
                 TileScheduler::first(p) + int(tile.count - scored.count) * TileScheduler::step();
             if (index >= p.items) break;
             if (group == 0 && thread < N) s.reference[thread] = -INFINITY;
-            Queries<T, N, format>{p, s, base, group * 128 + thread}.load(WorkItem(p, index));
+            Queries<T, N, R>{p, s, base, group * 128 + thread}.load(WorkItem(p, index));
             sync_all_groups();
             Running running;
 #pragma unroll

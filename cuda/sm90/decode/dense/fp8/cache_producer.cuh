@@ -43,7 +43,7 @@ struct Fp8CacheProducer {
                                stage = c.latent_stage(ring.stage), rope = stage + L::kLatentBytes;
                 s.latent_empty[ring.stage].wait(ring.phase ^ 1);
                 wait_for_copies_in_flight<L>(s, ring);
-                ptx::mbarrier_arrive_expect_tx(full, tokens * (kLatent + kRope));
+                ptx::mbarrier_arrive_expect_tx(full, tokens * L::kKvTileBytes / kTileTokens);
                 if constexpr (whole.value) {
                     ptx::cp_async_bulk_tensor(&maps.cache_pairs, stage, full, policy, 0, first[0],
                                               0, page[0]);

@@ -12,7 +12,8 @@ namespace mla::sm90::decode {
 
 template <int N>
 struct Fp8Layout {
-    static constexpr int kKvTileBytes = kTileTokens * (kLatent + kRope);
+    static constexpr int kLatent = R1Row::kLatent;
+    static constexpr int kKvTileBytes = kTileTokens * (kLatent + R1Row::kRope);
     static constexpr int kQueryPanels = 9;
     static constexpr int kQueryPanelBytes = N * 128;
     static constexpr int kQueryBytes = kQueryPanels * kQueryPanelBytes;

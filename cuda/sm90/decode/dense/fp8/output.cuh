@@ -36,7 +36,7 @@ struct Fp8Output {
             const WorkItem& item = *next;
             const int begin = item.kv_tile_begin, end = item.kv_tile_end;
             const int seen_by_all = c.seen_by_all(item);
-            TransposedSums<T, N> sums;
+            TransposedSums<T, N, 512> sums;
             sums.clear();
             for (int kv_tile = begin; kv_tile < end; ++kv_tile) {
                 // The two stages of the probabilities alternate.

@@ -2,6 +2,7 @@
 #include "../launch.cuh"
 
 namespace mla::sm90::decode {
-template cudaError_t launch_dtype<__nv_bfloat16>(const Launch&, const KernelParams&,
-                                                 const TensorMaps&);
+template cudaError_t launch_rows<__nv_bfloat16, RowDims<512, 64>>(const Launch&,
+                                                                  const KernelParams&,
+                                                                  const TensorMaps&);
 }

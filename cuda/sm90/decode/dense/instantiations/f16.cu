@@ -2,5 +2,6 @@
 #include "../launch.cuh"
 
 namespace mla::sm90::decode {
-template cudaError_t launch_dtype<__half>(const Launch&, const KernelParams&, const TensorMaps&);
+template cudaError_t launch_rows<__half, RowDims<512, 64>>(const Launch&, const KernelParams&,
+                                                           const TensorMaps&);
 }

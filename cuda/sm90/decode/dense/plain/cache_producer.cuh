@@ -23,7 +23,7 @@ struct PlainCacheProducer {
     __device__ void prefetch_descriptors(const TensorMaps& maps, int lane) const {
         if (lane == 0) ptx::prefetch_tensormap(&maps.cache);
         if (lane == 3) ptx::prefetch_tensormap(&maps.cache_pairs);
-        if (lane == 4) ptx::prefetch_tensormap(&maps.cache_rope);
+        if (C::Dims::kRope > 0 && lane == 4) ptx::prefetch_tensormap(&maps.cache_rope);
     }
 
     // Prefetches half of the latent panels of a KV tile into L2. The first copies come when the
@@ -51,8 +51,8 @@ struct PlainCacheProducer {
     }
 
   private:
-    // Copies the nine panels of a KV tile as stages become free. They are copied whole, or run by
-    // run from up to four pages.
+    // Copies the panels of a KV tile as stages become free. They are copied whole, or run by run
+    // from up to four pages.
     template <bool whole>
     __device__ __forceinline__ void load_kv_tile(const TensorMaps& maps, LatentState& latent,
                                                  RopeState& rope, int tokens, const int (&page)[4],
@@ -74,7 +74,7 @@ struct PlainCacheProducer {
             }
         };
 #pragma unroll 1
-        for (int i = 0; i < 8; i += L::kStagePanels) {
+        for (int i = 0; i < C::Dims::kLatentPanels; i += L::kStagePanels) {
             const uint32_t full = s.latent_full[latent.stage].address(),
                            stage = c.latent_stage(latent.stage);
             s.latent_empty[latent.stage].wait(latent.phase ^ 1);
@@ -90,6 +90,7 @@ struct PlainCacheProducer {
             }
             latent.advance(1);
         }
+        if constexpr (C::Dims::kRope == 0) return;
         s.rope_empty[rope.stage].wait(rope.phase ^ 1);
         s.rope_full[rope.stage].expect(tokens * 128);
         load_panel(&maps.cache_rope, s.rope_full[rope.stage].address(), c.rope_stage(rope.stage),
@@ -112,13 +113,13 @@ struct PlainCacheProducer {
 #pragma unroll
                 for (int i = 0; i < C::kHeldStages; ++i)
                     s.latent_empty[latent.stage + i].wait(latent.phase ^ 1);
-                s.rope_empty[rope.stage].wait(rope.phase ^ 1);
+                if constexpr (C::kHeldRopePanels > 0) s.rope_empty[rope.stage].wait(rope.phase ^ 1);
                 s.held_query_empty.arrive();
             }
             // These arrivals bring no data, but they count every use of a stage.
 #pragma unroll
             for (int i = 0; i < C::kHeldStages; ++i) s.latent_full[latent.stage + i].arrive();
-            s.rope_full[rope.stage].arrive();
+            if constexpr (C::kHeldRopePanels > 0) s.rope_full[rope.stage].arrive();
             HeldQueries<C>::skip(latent, rope);
         }
     }

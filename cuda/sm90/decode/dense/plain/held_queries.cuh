@@ -15,14 +15,15 @@ struct HeldQueries {
     __device__ static void skip(LatentState& latent, RopeState& rope) {
         if constexpr (C::kHeldPanels > 0) {
             latent.advance(C::kHeldStages);
-            rope.advance(1);
+            if constexpr (C::kHeldRopePanels > 0) rope.advance(1);
         }
     }
     // Address of a held panel.
     __device__ static uint32_t panel(const Context<C>& c, int panel, const LatentState& latent,
                                      const RopeState& rope) {
-        return panel == C::kHeldPanels - 1 ? c.rope_stage(rope.stage)
-                                           : c.latent_stage(latent.stage) + panel * kPanelBytes;
+        return C::kHeldRopePanels > 0 && panel == C::kHeldPanels - 1
+                   ? c.rope_stage(rope.stage)
+                   : c.latent_stage(latent.stage) + panel * kPanelBytes;
     }
 };
 

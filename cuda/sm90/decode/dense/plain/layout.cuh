@@ -2,10 +2,10 @@
 //
 //   [query panels][latent ring: stages of 2 or 4 panels][rope ring: stages of 1 panel][Control]
 //
-// There are nine query panels (N rows by 64 values). Four or all of them lie here; the scores
-// warpgroup holds the others. A KV tile is eight latent panels and one of the rotary part. Once the
-// scores are computed, a rope panel is no longer needed: the probabilities of its KV tile are
-// written over it.
+// Query panels have N rows by 64 values. Four or all of them lie here; the scores warpgroup holds
+// the others. A KV tile is eight or four latent panels and one of the rotary part. Once the scores
+// are computed, a rope panel is no longer needed: the probabilities of its KV tile are written over
+// it. If rows have no rotary part, these panels are for probabilities alone.
 //
 // The latent panels of a KV tile lie in the ring in the order of their values, and alternate
 // between the two output warpgroups. Both therefore finish a pair of panels at the same time, its
@@ -16,26 +16,29 @@
 
 namespace mla::sm90::decode {
 
-template <int N, bool by_rows>
+template <int N, bool by_rows, class Dims>
 struct PlainLayout {
-    static constexpr int kKvTileBytes = kTileTokens * (kLatent + kRope) * 2;
+    static constexpr int kLatent = Dims::kLatent;
     static constexpr int kQueryPanelBytes = N * 128;
     // If the output is by rows, every other latent panel lies here. Reads of shared memory are thus
     // spread evenly over a KV tile. The first latent panel, every other one from there, and the
     // rope panel are held in registers.
-    static constexpr int kQueryPanels = by_rows ? 4 : 9;
+    static constexpr int kQueryPanels = by_rows ? 4 : Dims::kPanels;
     // First value of the first panel here, and the distance from panel to panel, in values.
     static constexpr int kFirstQueryValue = by_rows ? 64 : 0, kQueryValues = by_rows ? 128 : 64;
     static constexpr int kQueryBytes = kQueryPanels * kQueryPanelBytes;
     // Panels of a stage, which are copied and waited for together.
     static constexpr int kStagePanels = by_rows ? 4 : 2;
     static constexpr int kLatentStageBytes = kStagePanels * kPanelBytes;
-    // Number of stages: all that there is room for.
-    static constexpr int kLatentStages = by_rows   ? 20 / kStagePanels
-                                         : N == 64 ? 8
-                                         : N == 32 ? 9
-                                                   : 11;
-    static constexpr int kRopeStages = N == 64 && !by_rows ? 2 : 3;
+    // Number of stages: all that there is room for. KV tiles of latents of 256 are shorter, and the
+    // rings have room for kShortTiles of them.
+    static constexpr int kShortTiles = N == 64 ? 4 : 5;
+    static constexpr int kLatentStages = kLatent == 256 ? 2 * kShortTiles
+                                         : by_rows      ? 20 / kStagePanels
+                                         : N == 64      ? 8
+                                         : N == 32      ? 9
+                                                        : 11;
+    static constexpr int kRopeStages = kLatent == 256 ? kShortTiles : N == 64 && !by_rows ? 2 : 3;
     // Number of stages that copies may be in flight to at the same time: 64 KiB. More of them make
     // memory slower, above all while it has to write lines back.
     static constexpr int kStagesInFlight = by_rows ? kLatentStages : 4;

@@ -23,7 +23,7 @@ struct PlainQueryProducer {
 
     __device__ void prefetch_descriptors(const TensorMaps& maps, int lane) const {
         if (lane == 1 && p.even_query) ptx::prefetch_tensormap(&maps.q_latent);
-        if (lane == 2 && p.even_query) ptx::prefetch_tensormap(&maps.q_rope);
+        if (C::Dims::kRope > 0 && lane == 2 && p.even_query) ptx::prefetch_tensormap(&maps.q_rope);
     }
 
     __device__ void run(const TensorMaps& maps) {
@@ -58,9 +58,10 @@ struct PlainQueryProducer {
                 load(item, hold ? s.held_query_full : s.query_full,
                      hold ? C::kHeldPanels : L::kQueryPanels, [&](int tile) {
                          if (hold)
-                             return make_int2(
-                                 HeldQueries<C>::panel(c, tile, latent, rope),
-                                 tile == C::kHeldPanels - 1 ? kLatent : tile * L::kQueryValues);
+                             return make_int2(HeldQueries<C>::panel(c, tile, latent, rope),
+                                              C::kHeldRopePanels > 0 && tile == C::kHeldPanels - 1
+                                                  ? L::kLatent
+                                                  : tile * L::kQueryValues);
                          return make_int2(c.base + tile * L::kQueryPanelBytes,
                                           L::kFirstQueryValue + tile * L::kQueryValues);
                      });
@@ -81,7 +82,7 @@ struct PlainQueryProducer {
             const int row = item.q_begin * p.heads + c.first_row(item);
             const int2 first = where(0), last = where(tiles - 1);
             ptx::cp_async_bulk_tensor(latent, first.x, full.address(), 0, row, first.y / 64, 0);
-            if (last.y == kLatent)
+            if (C::Dims::kRope > 0 && last.y == L::kLatent)
                 ptx::cp_async_bulk_tensor(rope, last.x, full.address(), 0, row, 0, 0);
         });
     }
@@ -98,7 +99,7 @@ struct PlainQueryProducer {
 #pragma unroll 1
             for (int tile = 0; tile < tiles; ++tile) {
                 const int2 to = where(tile);
-                const bool latent = to.y < kLatent;
+                const bool latent = to.y < L::kLatent;
                 const char* source = latent ? static_cast<const char*>(p.q_latent) + to.y * 2
                                             : static_cast<const char*>(p.q_rope);
                 const int64_t token_stride =
@@ -111,8 +112,11 @@ struct PlainQueryProducer {
                     const char* own =
                         source + ((item.q_begin + token) * token_stride + head * head_stride) * 2 +
                         chunk * 16;
-                    ptx::cp_async_16(to.x + swizzled<128>(r, chunk), r < valid ? own : source,
-                                     r < valid);
+                    // A narrower rotary part fills some chunks of its panel.
+                    constexpr int rope_chunks = C::Dims::kRope / 8;
+                    const bool there =
+                        r < valid && (latent || rope_chunks == 8 || chunk < rope_chunks);
+                    ptx::cp_async_16(to.x + swizzled<128>(r, chunk), there ? own : source, there);
                 }
             }
             ptx::cp_async_wait_all();

@@ -90,7 +90,7 @@ struct PlainScores {
                 if (contaminates)
                     clear_hidden(latent, max(seen_by_all - kv_tile * kTileTokens, 0),
                                  min(tokens, kTileTokens), thread);
-                // TMA has waited for the same phase before it filled the stage.
+                // TMA, if it fills the stage, has waited for the same phase before.
                 s.rope_empty[rope.stage].wait(rope.phase ^ 1);
                 if (has_rows) {
                     const bool any = __any_sync(
@@ -131,14 +131,17 @@ struct PlainScores {
                                              const RopeState& rope) const {
         LatentState tile = latent.warp_uniform();
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < C::Dims::kLatentPanels; ++i) {
             const int panel = i % L::kStagePanels;
             if (panel == 0) s.latent_full[tile.stage].wait(tile.phase);
             multiply_panel(d, query, i, c.latent_stage(tile.stage) + panel * kPanelBytes, i > 0);
             if (panel == L::kStagePanels - 1) tile.advance(1);
         }
-        s.rope_full[rope.stage].wait(rope.phase);
-        multiply_panel(d, query, 8, c.rope_stage(rope.warp_uniform().stage), 1);
+        if constexpr (C::Dims::kRope > 0) {
+            s.rope_full[rope.stage].wait(rope.phase);
+            multiply_panel<C::Dims::kRope>(d, query, C::Dims::kLatentPanels,
+                                           c.rope_stage(rope.warp_uniform().stage), 1);
+        }
     }
 
     // Masks the tokens from their rows' limits on. `column` is this lane's first token.
@@ -185,8 +188,8 @@ struct PlainScores {
         }
     }
 
-    // d += Q panel times K panel, transposed: 64 of the 576 summed values.
-    template <typename Queries>
+    // d += Q panel times K panel, transposed: the first `values` of a panel.
+    template <int values = 64, typename Queries>
     __device__ void multiply_panel(float (&d)[32], const Queries& query, int query_tile,
                                    uint32_t cache_tile, int accumulate) const {
         const uint64_t b = ptx::wgmma_descriptor(cache_tile);
@@ -197,13 +200,13 @@ struct PlainScores {
             const uint64_t a =
                 ptx::wgmma_descriptor(c.base + query_tile / stride * L::kQueryPanelBytes);
 #pragma unroll
-            for (int k = 0; k < 4; ++k)
+            for (int k = 0; k < values / 16; ++k)
                 ptx::Wgmma<T, 64, ptx::Major::K>::run(d, a + 2 * k, b + 2 * k,
                                                       k > 0 ? 1 : accumulate);
         } else if constexpr (C::kHeldPanels > 0) {
             const uint32_t* a = query[query_tile / stride];
 #pragma unroll
-            for (int k = 0; k < 4; ++k)
+            for (int k = 0; k < values / 16; ++k)
                 ptx::WgmmaFromRegisters<T, 64>::run(d, a + 4 * k, b + 2 * k,
                                                     k > 0 ? 1 : accumulate);
         }
@@ -216,7 +219,7 @@ struct PlainScores {
         // The cache producer has counted this use of the stages before the queries are there.
 #pragma unroll
         for (int i = 0; i < C::kHeldStages; ++i) s.latent_full[latent.stage + i].wait(latent.phase);
-        s.rope_full[rope.stage].wait(rope.phase);
+        if constexpr (C::kHeldRopePanels > 0) s.rope_full[rope.stage].wait(rope.phase);
         s.held_query_full.wait(held & 1);
         const int row = warp * 16 + (lane & 15);
 #pragma unroll
@@ -236,7 +239,7 @@ struct PlainScores {
         // Two lanes of each of these four warps arrive, instead of the eight warps that free a KV
         // tile's stages.
         if (lane < 2) {
-            s.rope_empty[rope.stage].arrive();
+            if constexpr (C::kHeldRopePanels > 0) s.rope_empty[rope.stage].arrive();
 #pragma unroll
             for (int i = 0; i < C::kHeldStages; ++i) s.latent_empty[latent.stage + i].arrive();
         }
@@ -246,7 +249,7 @@ struct PlainScores {
     // Zeroes the latent values of tokens past the end. Memory may hold anything there, and 0 * NaN
     // is NaN.
     __device__ void clear_tail(LatentState tile, int tokens, int thread) const {
-        for (int t = 0; t < 8 / L::kStagePanels; ++t) {
+        for (int t = 0; t < C::kKvTileStages; ++t) {
             const uint32_t stage = c.latent_stage(tile.stage);
             for (int i = tokens * 8 + thread; i < kTileTokens * 8; i += 128) {
 #pragma unroll
@@ -278,7 +281,7 @@ struct PlainScores {
         // Without this, values that depend on it would be computed earlier, and spilled.
         asm volatile("" : "+r"(thread));
 #pragma unroll 1
-        for (int i = 0; i < 8 / L::kStagePanels; ++i) {
+        for (int i = 0; i < C::kKvTileStages; ++i) {
             const uint32_t stage = c.latent_stage(tile.stage);
 #pragma unroll 1
             for (int at = begin * 8 + thread; at < end * 8; at += threads)

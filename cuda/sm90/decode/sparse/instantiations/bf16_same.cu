@@ -1,5 +1,6 @@
 #include "../launch.cuh"
 
 namespace mla::sm90::sparse {
-template cudaError_t launch_format<__nv_bfloat16, Format::same>(const Launch&, const KernelParams&);
+template cudaError_t launch_rows<__nv_bfloat16, SameRows<__nv_bfloat16, 64>>(const Launch&,
+                                                                             const KernelParams&);
 }

@@ -1,5 +1,5 @@
 #include "../launch.cuh"
 
 namespace mla::sm90::sparse {
-template cudaError_t launch_format<__half, Format::ds_mla>(const Launch&, const KernelParams&);
+template cudaError_t launch_rows<__half, DsMlaRows<64>>(const Launch&, const KernelParams&);
 }

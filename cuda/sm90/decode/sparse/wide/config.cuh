@@ -2,10 +2,11 @@
 //
 //   [query panels][latent ring: stages of 4 panels][rope ring: stages of 1 panel][Control]
 //
-// A panel is 64 rows of 64 values of 16 bits, swizzled. Four of the nine query panels lie here, and
-// the scores hold the others in registers. A KV tile is eight latent panels, which take two stages,
-// and one panel of the rotary part. Once the scores are computed, the rope panel is no longer
-// needed, and the tile's probabilities are written over it.
+// A panel is 64 rows of 64 values of 16 bits, swizzled. Four of the query panels lie here, and the
+// scores hold the others in registers. A KV tile is eight latent panels, which take two stages, and
+// one panel of the rotary part. Once the scores are computed, the rope panel is no longer needed,
+// and the tile's probabilities are written over it. If rows have no rotary part, these panels are
+// for probabilities alone.
 #pragma once
 
 #include "../config.cuh"
@@ -15,13 +16,19 @@ namespace mla::sm90::sparse {
 constexpr int kPanelBytes = 64 * 128;
 constexpr int kStagePanels = 4;
 
+template <int rope>
 struct WideLayout {
     static constexpr int kRows = 64;
+    static constexpr int kRope = rope;
     // Every other panel is held in registers. Reads of shared memory are thus spread evenly over a
     // KV tile.
-    static constexpr int kHeldPanels = 5, kQueryPanels = 4;
+    static constexpr int kQueryPanels = 4, kHeldPanels = (kLatent + rope) / 64 - kQueryPanels;
     static constexpr int kStageBytes = kStagePanels * kPanelBytes;
     static constexpr int kLatentStages = 5, kRopeStages = 3;
+    // The output waits for a use of scores_issued before it frees the latent stages of the tile
+    // before. The scores of the tile that uses the same barrier next need one of these, even if
+    // they wait for no rope panel.
+    static_assert(kLatentStages < 2 * kRopeStages, "the output could miss a phase");
     static constexpr int kRingOffset = kQueryPanels * kPanelBytes;
     static constexpr int kRopeOffset = kRingOffset + kLatentStages * kStageBytes;
     static constexpr int kControlOffset = kRopeOffset + kRopeStages * kPanelBytes;
@@ -39,7 +46,8 @@ struct WideLayout {
         // Every loading thread arrives when a stage is full; a lane of each output warp when it is
         // empty.
         uint64_t latent_full[kLatentStages], latent_empty[kLatentStages];
-        // Every loading thread arrives when a stage is full; every output thread when it is empty.
+        // Every loading thread arrives when a stage is full, unless rows have no rotary part; every
+        // output thread when it is empty.
         uint64_t rope_full[kRopeStages], rope_empty[kRopeStages];
         // A lane of each loading warp arrives, and then a lane of each warp of the scores and the
         // output.

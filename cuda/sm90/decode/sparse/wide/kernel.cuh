@@ -24,7 +24,8 @@ struct WideThreads {
     static constexpr int kAll = 512, kLoad = 48, kScores = 144, kOutput = 160;
 };
 
-__device__ __forceinline__ void initialise_wide(WideLayout::Control& s) {
+template <class Control>
+__device__ __forceinline__ void initialise_wide(Control& s) {
     const auto init = [](uint64_t& bar, uint32_t count) {
         ptx::mbarrier_init(ptx::shared_address(&bar), count);
     };
@@ -43,13 +44,13 @@ __device__ __forceinline__ void initialise_wide(WideLayout::Control& s) {
     ptx::fence_mbarrier_init();
 }
 
-template <typename T>
+template <typename T, int rope>
 __global__ __launch_bounds__(WideThreads::kAll,
                              1) void wide_kernel(const __grid_constant__ KernelParams p) {
-    using L = WideLayout;
+    using L = WideLayout<rope>;
     using Share = WideThreads;
     extern __shared__ __align__(1024) char shared[];
-    L::Control& s = *reinterpret_cast<L::Control*>(shared + L::kControlOffset);
+    auto& s = *reinterpret_cast<typename L::Control*>(shared + L::kControlOffset);
     const uint32_t base = ptx::shared_address(shared);
 
     if (threadIdx.x == 0) initialise_wide(s);
@@ -59,13 +60,13 @@ __global__ __launch_bounds__(WideThreads::kAll,
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp < 4) {
         ptx::setmaxnreg_dec<Share::kLoad>();
-        WideProducer{{p, s, warp, lane}, base}.run();
+        WideProducer<rope>{{p, s, warp, lane}, base}.run();
     } else if (warp < 8) {
         ptx::setmaxnreg_inc<Share::kScores>();
-        WideScores<T>{p, s, base, warp - 4, lane}.run();
+        WideScores<T, rope>{p, s, base, warp - 4, lane}.run();
     } else {
         ptx::setmaxnreg_inc<Share::kOutput>();
-        WideOutput<T>{p, s, base, int(threadIdx.x) - 256, warp >> 2 & 1}.run();
+        WideOutput<T, rope>{p, s, base, int(threadIdx.x) - 256, warp >> 2 & 1}.run();
         wait_at_end(p);
     }
 }

@@ -13,9 +13,9 @@
 
 namespace mla::sm90::sparse {
 
-template <typename T>
+template <typename T, int rope_values>
 struct WideOutput {
-    using L = WideLayout;
+    using L = WideLayout<rope_values>;
     // Accumulators of the two stages of a KV tile.
     using Sums = float[2][64];
 
@@ -76,9 +76,10 @@ struct WideOutput {
         const int head = thread >> 1;
         if (head < item.heads) {
             const bool rope = thread & 1;
-            ptx::cp_async_bulk_prefetch(rope ? item.rope(p, head) : item.latent(p, head),
-                                        (rope ? kRope : kLatent) * 2,
-                                        ptx::createpolicy_evict_first());
+            if (L::kRope > 0 || !rope)
+                ptx::cp_async_bulk_prefetch(rope ? item.rope(p, head) : item.latent(p, head),
+                                            (rope ? L::kRope : kLatent) * 2,
+                                            ptx::createpolicy_evict_first());
         }
         prefetch_list(p, item, thread);
     }

@@ -9,8 +9,9 @@
 namespace mla::sm90::sparse {
 
 // One of the four warps. It loads 16 rows of each KV tile.
+template <int rope_values>
 struct WideProducer {
-    using L = WideLayout;
+    using L = WideLayout<rope_values>;
 
     ListWalk<L> walk;
     uint32_t base;
@@ -21,7 +22,7 @@ struct WideProducer {
     // Each case has a loop of its own. With the choice inside the loop, whole prompts took a tenth
     // longer.
     __device__ void run() {
-        if (walk.p.split)
+        if (L::kRope > 0 && walk.p.split)
             walk.run([&](uint32_t taken, int keys) { load<true>(taken, keys); });
         else
             walk.run([&](uint32_t taken, int keys) { load<false>(taken, keys); });
@@ -43,6 +44,7 @@ struct WideProducer {
                                       walk.s.latent_full[latent.stage]);
             latent.advance(1);
         }
+        if constexpr (L::kRope == 0) return;
         // copy_panels adds the offset of a rotary key that lies behind its latent. This subtracts
         // it.
         if (split && row) row = walk.rope(walk.entry(taken + own)) - kLatent * 2;

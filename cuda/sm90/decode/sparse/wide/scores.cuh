@@ -15,9 +15,9 @@
 
 namespace mla::sm90::sparse {
 
-template <typename T>
+template <typename T, int rope_values>
 struct WideScores {
-    using L = WideLayout;
+    using L = WideLayout<rope_values>;
     using Held = uint32_t[L::kHeldPanels][16];
 
     const KernelParams& p;
@@ -167,7 +167,8 @@ struct WideScores {
         second.advance(1);
         ptx::mbarrier_wait(ptx::shared_address(&s.latent_full[latent.stage]), latent.phase);
         ptx::mbarrier_wait(ptx::shared_address(&s.latent_full[second.stage]), second.phase);
-        ptx::mbarrier_wait(ptx::shared_address(&s.rope_full[at.stage]), at.phase);
+        if constexpr (L::kRope > 0)
+            ptx::mbarrier_wait(ptx::shared_address(&s.rope_full[at.stage]), at.phase);
         // The copies arrive at their barriers by themselves, so the threads that issued them have
         // executed no fence after them.
         ptx::fence_proxy_async();
@@ -175,7 +176,7 @@ struct WideScores {
         multiply_stage<4>(d, held);
         const uint32_t panel = base + L::kRopeOffset + at.stage * kPanelBytes;
         ptx::wgmma_fence();
-        multiply_panel<8>(d, held, panel);
+        if constexpr (L::kRope > 0) multiply_panel<8>(d, held, panel);
         ptx::wgmma_commit_group();
         if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.scores_issued[at.stage]));
         ptx::wgmma_wait_group<0>();

@@ -1,0 +1,6 @@
+#include "../launch.cuh"
+
+namespace mla::sm90::decode {
+template cudaError_t launch_rows<__nv_bfloat16, RowDims<512, 0>>(const Launch&, const KernelParams&,
+                                                                 const TensorMaps&);
+}

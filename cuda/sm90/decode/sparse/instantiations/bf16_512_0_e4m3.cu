@@ -1,0 +1,5 @@
+#include "../launch.cuh"
+
+namespace mla::sm90::sparse {
+template cudaError_t launch_rows<__nv_bfloat16, E4m3Rows<0>>(const Launch&, const KernelParams&);
+}
