@@ -12,7 +12,7 @@ use cudarc::driver::sys::{CUfunction_attribute_enum as Function, CUlaunchAttribu
 use cudarc::driver::{result, sys};
 use half::bf16;
 use mla_kernels::Cuda;
-use mla_runtime::tensor::Memory as _;
+use mla_runtime::tensor::Memory;
 use serde_json::{Value, json};
 
 use crate::common::{download, gpu, upload};
