@@ -110,8 +110,8 @@ struct Context {
     __device__ bool table_is_small() const { return p.block_table_entries <= kPanelBytes / 4; }
     __device__ uint32_t table_copy() const { return latent_stage(L::kLatentStages - 1); }
 
-    // L2 policy of the cache's reads. Data that is read once should not evict lines from L2, above
-    // all no dirty lines, which would have to be written back. But a long batch is read faster if
+    // L2 policy of the cache's reads. Data that is read once should not evict lines from L2, least
+    // of all dirty ones, which would have to be written back. But a long batch is read faster if
     // it may have all of L2.
     __device__ ptx::CachePolicy cache_policy() const {
         return s.evict_first ? ptx::createpolicy_evict_first() : ptx::CachePolicy{};

@@ -234,8 +234,9 @@ class TileScheduler {
         return kv_tiles <= split_size ? 1
                                       : unsigned(kv_tiles + split_size - 1) / unsigned(split_size);
     }
-    // First KV tile of a split other than the first one. Splits are in order and none is empty,
-    // though some splits of a very long tile may be a KV tile longer than others.
+    // First KV tile of a split other than the first one. Splits are in order and none is empty.
+    // Their lengths differ by at most one KV tile. They may differ by more in a query tile with so
+    // many KV tiles that rounding moves the quotient to another integer.
     __host__ __device__ static int begin_of_split(int kv_tiles, int split, float inverse_splits) {
         return int((float(kv_tiles) * split + 0.5f) * inverse_splits);
     }
