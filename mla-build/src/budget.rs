@@ -8,7 +8,7 @@
 //! warnings = 0
 //!
 //! # `*` stands for any text, in names, sources and targets. A rule that fits no kernel is a
-//! # mistake, and says so.
+//! # violation of the budget.
 //! [[kernel]]
 //! name = "mla::decode::*"
 //! target = "sm_90a"

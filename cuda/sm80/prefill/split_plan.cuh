@@ -56,9 +56,9 @@ __device__ inline float predicted_end(float share, float splits, float work, flo
     return divided > 0.f ? end + splits * of_split : end;
 }
 
-// Returns one over the best share. `own` has the lengths of the request whose number is the lane's.
-// Called by whole warps. It is not inlined, because launches that do not need it would fetch its
-// code, too.
+// Returns 1 / `share` for the share with which the last CTA would end first. `own` has the lengths
+// of the request whose number is the lane's. Called by whole warps. It is not inlined, because
+// launches that do not need it would fetch its code, too.
 template <class C>
 __device__ __noinline__ float dividing_rate(const KernelParams& p, Lengths own) {
     const int lane = threadIdx.x & 31;
