@@ -98,8 +98,8 @@ struct TensorMaps {
     // tokens and one group.
     CUtensorMap cache_pairs;
     // [latent / 128][2][tokens * heads][64]: value x + 64 odd + 128 pair of a row is at
-    // [pair][odd][row][x]. A box has 64 values of N rows, in one panel or both panels of every pair.
-    // Unused unless even_query.
+    // [pair][odd][row][x]. A box has 64 values of N rows, in one panel or both panels of every
+    // pair. Unused unless even_query.
     CUtensorMap q_latent;
     CUtensorMap q_rope;  // [1][1][tokens * heads][rope], in boxes of 64 values
 };

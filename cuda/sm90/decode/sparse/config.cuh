@@ -128,8 +128,9 @@ struct Layout {
 };
 
 // Returns the number of keys of a tile to all lanes of a warp. Only the lane that releases the
-// number's place reads it. The output of `wide/` reads it with all lanes: every thread of the output
-// also releases rope panels, and the loading warps wait for these before they publish a later tile.
+// number's place reads it. If rows have a rotary part, the output of `wide/` reads it with all
+// lanes: every thread of the output also releases rope panels, and the loading warps wait for these
+// before they publish a later tile.
 __device__ __forceinline__ int read_keys(const int& keys, int lane) {
     int own = 0;
     if (lane == 0) own = keys;

@@ -86,7 +86,9 @@ struct WideOutput {
     // Waits for the next tile. Returns its number of keys, which is 0 behind the last tile.
     __device__ int wait_for_tile() const {
         ptx::mbarrier_wait(ptx::shared_address(&s.tile_full[tile.stage()]), tile.phase());
-        return __shfl_sync(~0u, s.keys[tile.stage()], 0);
+        const int& keys = s.keys[tile.stage()];
+        if constexpr (L::kRope == 0) return read_keys(keys, thread & 31);
+        return __shfl_sync(~0u, keys, 0);
     }
     __device__ void release_tile() {
         free(s.tile_empty[tile.stage()]);
