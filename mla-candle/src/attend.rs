@@ -292,8 +292,8 @@ pub fn attend<'t>(
 /// [`attend`].
 ///
 /// It writes the new tokens' index keys to `cache`, `[pages, page size · (D + 4)]` of u8, and
-/// computes scores of all index keys. With pooled keys a page has [`IndexerConfig::page_bytes`]. The
-/// following layers without an indexer use the same lists.
+/// computes scores of all index keys. If keys are pooled, a page has [`IndexerConfig::page_bytes`].
+/// The following layers without an indexer use the same lists.
 ///
 /// # Errors
 ///

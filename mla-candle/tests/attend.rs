@@ -180,7 +180,8 @@ fn a_tensor_that_does_not_fit_is_refused_by_name_with_nothing_written() -> Resul
     Ok(())
 }
 
-// Rows of 64 bytes of e4m3, 16 rotary keys in bf16 and a scale are 100 bytes, which engines fill up.
+// Rows of 64 bytes of e4m3, 16 rotary values in bf16 and a scale are 100 bytes. Engines fill them
+// up.
 #[test]
 fn rows_of_fp8_per_token_may_be_filled_up() -> Result<()> {
     let problem = problem().with_kv_format(KvFormat::Fp8PerToken);

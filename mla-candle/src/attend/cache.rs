@@ -93,8 +93,8 @@ impl<'t> Cache<'t> {
     }
 }
 
-/// Returns the number of pages of a tensor `[pages, page size, width]`, and its strides. `bytes` are
-/// those of a row, and those of a row that is filled up.
+/// Returns the number of pages of a tensor `[pages, page size, width]`, and its strides. `bytes`
+/// are those of a row, and those of a row that is filled up.
 fn pages_of<D: Lending>(
     tensor: &LentMut<'_, D>,
     problem: &Problem,
