@@ -5,20 +5,13 @@
 //! the lengths there. A captured step can therefore be replayed with other lengths and pages in the
 //! same arrays.
 
-use mla_runtime::spec::Run;
-
-use super::RUN_ON;
 use crate::backends::template::dense_backend;
-
-// GPUs that have run MMA_MLA_PER_TOKEN.
-const NOT_YET: &[Run] = &[];
 
 // A backend of this kernel: the caches and rows that it takes together, and what else differs.
 macro_rules! portable_backend {
     (
         $(#[$about:meta])*
-        $backend:ident, name = $name:tt, run_on = $run_on:tt, kv = $kv:tt, cache_dims = $rows:tt,
-        features = $features:tt
+        $backend:ident, name = $name:tt, kv = $kv:tt, cache_dims = $rows:tt, features = $features:tt
     ) => {
         dense_backend! {
             $(#[$about])*
@@ -28,7 +21,7 @@ macro_rules! portable_backend {
             provider = "native",
             sm = "80+",
             compiled = crate::raw::compiled::SM80,
-            run_on = $run_on,
+            run_on = super::RUN_ON,
             dtypes = "f16,bf16",
             kv = $kv,
             cache_dims = $rows,
@@ -53,7 +46,6 @@ portable_backend! {
     /// Caches have the queries' dtype, or e4m3 with one scale.
     MmaMla,
     name = "MMA_MLA",
-    run_on = RUN_ON,
     kv = "f16,bf16,fp8",
     cache_dims = "(512,64)|(256,64)|(256,32)|(512,0)",
     features = "deterministic,nan_propagation,strided_outputs,split_cache,non_causal"
@@ -64,7 +56,6 @@ portable_backend! {
     /// (512, 64) are a multiple of 16 bytes.
     MmaMlaDs,
     name = "MMA_MLA_DS",
-    run_on = RUN_ON,
     kv = "fp8_ds_mla",
     cache_dims = "(512,64)",
     features = "deterministic,nan_propagation,strided_outputs,non_causal"
@@ -75,7 +66,6 @@ portable_backend! {
     /// multiple of 16 bytes, at least 656.
     MmaMlaPerToken,
     name = "MMA_MLA_PER_TOKEN",
-    run_on = NOT_YET,
     kv = "fp8_per_token",
     cache_dims = "(512,64)",
     features = "deterministic,nan_propagation,strided_outputs,non_causal"

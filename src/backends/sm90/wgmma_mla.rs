@@ -5,12 +5,7 @@
 //! lengths there. A captured step can therefore be replayed with other lengths and pages in the
 //! same arrays.
 
-use mla_runtime::spec::Run;
-
 use crate::backends::template::dense_backend;
-
-// GPUs that have run WGMMA_MLA_NARROW.
-const NOT_YET: &[Run] = &[];
 
 dense_backend! {
     /// Dense absorbed decode on Hopper GPUs.
@@ -49,7 +44,7 @@ dense_backend! {
     provider = "native",
     sm = "90",
     compiled = crate::raw::compiled::SM90,
-    run_on = NOT_YET,
+    run_on = super::RUN_ON,
     dtypes = "f16,bf16",
     kv = "f16,bf16",
     cache_dims = "(512,0)|(256,64)|(256,32)",
