@@ -30,7 +30,7 @@ step:
     call example_decode
     test eax,eax
     jne .2
-    movabs rax,0x8000000000000004
+    movabs rax,0x8000000000000005
     mov [rbx],rax
     mov rax,rbx
     add rsp,0x30

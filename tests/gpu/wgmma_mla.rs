@@ -131,8 +131,9 @@ fn narrow_rows_agree_with_the_reference() {
                 check(&format!("({latent}, {rope}), long {long}"), &case);
             }
         }
-        for round in 0..10 {
-            let requests: Vec<_> = (0..rng.random_range(1..=40))
+        // The reference takes most of the time.
+        for round in 0..3 {
+            let requests: Vec<_> = (0..rng.random_range(1..=12))
                 .map(|_| (rng.random_range(0..=16), rng.random_range(0..=2000)))
                 .collect();
             let case = case(rng.random_range(1..=128), &requests);

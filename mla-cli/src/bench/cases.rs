@@ -6,8 +6,8 @@ use mla_runtime::batch::Request;
 use mla_runtime::model::{DType, KvFormat, MAX_DIM, MlaDims};
 use serde::Deserialize;
 
+use super::dims::{DIMS, read_dims};
 use super::lists::{ListKind, Lists};
-use super::plan::axes::{DIMS, read_dims};
 use crate::args::MAX_LIST_WIDTH;
 use crate::args::input::read_text;
 use crate::batch::{BatchSpec, MAX_LEN, MAX_REQUESTS};

@@ -8,6 +8,7 @@ pub mod cases;
 pub(crate) mod ceilings;
 mod compare;
 mod crossover;
+mod dims;
 pub(crate) mod environment;
 pub(crate) mod files;
 mod lists;

@@ -5,7 +5,13 @@
 //! lengths there. A captured step can therefore be replayed with other lengths and pages in the
 //! same arrays.
 
+use mla_runtime::spec::Run;
+
 use crate::backends::template::dense_backend;
+
+// GPUs on which all tests of WGMMA_MLA_NARROW passed. On an H200 all but one did: the comparison of
+// random batches with f64 did not end within 490 s.
+const NOT_YET: &[Run] = &[];
 
 dense_backend! {
     /// Dense absorbed decode on Hopper GPUs.
@@ -44,7 +50,7 @@ dense_backend! {
     provider = "native",
     sm = "90",
     compiled = crate::raw::compiled::SM90,
-    run_on = super::RUN_ON,
+    run_on = NOT_YET,
     dtypes = "f16,bf16",
     kv = "f16,bf16",
     cache_dims = "(512,0)|(256,64)|(256,32)",

@@ -105,7 +105,7 @@ fn a_mixed_batch_agrees_with_the_cpu() {
     }
 }
 
-/// Of MiniCPM3, whose heads the prefill kernels take, too.
+/// Runs a layer of MiniCPM3, whose heads the prefill kernels take, too.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn a_mixed_batch_of_narrow_rows_agrees_with_the_cpu() {

@@ -123,7 +123,7 @@ struct TransposedSums {
     }
 };
 
-// Of 512 latent values.
+// Sums by rows, of 512 latent values.
 template <typename T>
 struct RowSums {
     static constexpr int kSteps = 2;
