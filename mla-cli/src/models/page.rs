@@ -29,7 +29,7 @@ has one for both, which attends to the lists that an indexer makes.
 
 Every row is for bf16 and a cache of bf16; `mla explain --kv fp8` asks about another.
 A cache of `fp8_per_token` is written and gathered on every device; of GPUs' kernels,
-`MMA_MLA_PER_TOKEN` of `sm80` alone reads it, which is declared and has run nowhere.
+`MMA_MLA_PER_TOKEN` of `sm80` alone reads it.
 ";
 
 pub(super) fn write(report: &Report) -> String {
