@@ -475,9 +475,9 @@ class SplitPlan {
     __host__ __device__ Prediction predicted(int length) {
         const float factor = reciprocal(float(length));
         // `places` counts the items of requests whose longest query tile is longer than half of
-        // `length`, and `items` those of them that are not empty. An empty item has no KV tiles, but
-        // it keeps a CTA from another item in its wave. `short_items` counts the query tiles of the
-        // other requests, and `short_work` their KV tiles.
+        // `length`, and `items` those of them that are not empty. An empty item has no KV tiles,
+        // but it keeps a CTA from another item in its wave. `short_items` counts the query tiles of
+        // the other requests, and `short_work` their KV tiles.
         float places = 0.f, items = 0.f, short_items = 0.f, short_work = 0.f;
 #pragma unroll 1
         for (int begin = 0; begin < batch_.requests; begin += Lanes::kCount) {
