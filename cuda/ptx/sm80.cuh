@@ -294,8 +294,9 @@ __device__ __forceinline__ float rcp_approx(float x) {
 
 // ------------------------------------------------------------------- atomics in device memory
 
-// Adds and returns the previous value. Releases this thread's earlier writes, and those that
-// barriers order before them, to any thread that sees the sum. It also acquires.
+// Adds and returns the previous value, as a release and an acquire. The release makes this thread's
+// earlier writes, and writes of other threads that a barrier orders before the addition, visible to
+// any thread that acquires the sum.
 __device__ __forceinline__ int atom_add_acq_rel(int* counter, int n) {
     int before;
     asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
@@ -305,7 +306,7 @@ __device__ __forceinline__ int atom_add_acq_rel(int* counter, int n) {
     return before;
 }
 
-// Adds, and releases this thread's earlier writes and those that barriers order before them.
+// Adds, and releases the same writes as atom_add_acq_rel().
 __device__ __forceinline__ void red_add_release(int* counter, int n) {
     asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(n) : "memory");
 }

@@ -21,9 +21,9 @@ macro_rules! topics {
                 /// batch-invariant.
                 BatchInvariance = batch_invariance,
                 /// Programmatic dependent launch: the preceding kernel writes inputs late, and the
-                /// following kernel begins early. This topic does not depend on the spec, since the
-                /// device puts fences around other backends. It is tried only on a device whose
-                /// kernels overlap.
+                /// following kernel begins early. All backends are tried, since the device puts
+                /// fences around those whose specs do not declare dependent launch. The device must
+                /// be one whose kernels overlap.
                 DependentLaunch = dependent_launch,
                 /// Capture into a graph, which is replayed with other inputs, if the spec says that
                 /// it can be captured and the device has graphs.

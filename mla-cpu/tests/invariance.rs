@@ -68,9 +68,10 @@ fn backends_in_many_random_batches() {
     backends(MANY);
 }
 
-/// The numbers of new tokens and of all tokens of each request. There are single tokens around the
-/// lengths of splits, and drafts. The lengths of prompts are around the sizes at which products are
-/// divided. Contexts are around the number of rows in the workspace.
+/// The numbers of new tokens and of all tokens of each request. Some requests have one new token,
+/// with their keys in one split or in several. Others have a few new tokens, as drafts do. One
+/// prompt is longer than a block of a GEMM has rows. Contexts of 256 and 257 tokens fill the
+/// workspace's rows for contexts, or exceed them by one.
 const REQUESTS: [[usize; 2]; 14] = [
     [1, 1],
     [1, 700],

@@ -13,7 +13,8 @@ use std::sync::{PoisonError, RwLock};
 /// of prompts, and those that the engine knows. If an engine cannot wait for a build while it
 /// serves, it runs one step of each shape beforehand, as it does before it captures a step.
 ///
-/// A length counts if both the query tokens and the keys of all requests have one of these lengths.
+/// A batch gets such a plan if all its requests have the same number of query tokens and the same
+/// number of keys, and both numbers are among these lengths.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum ExactLengths {

@@ -1,8 +1,9 @@
 //! A stream: its identity, and calls of the driver that report only their own errors.
 //!
-//! cudarc keeps an error that a drop could not return, and returns it from the next call on the
-//! same context. That call would then fail although nothing is wrong with it, and a free would not
-//! wait. This module therefore avoids the calls of cudarc that look at the stored error.
+//! If `Drop` of one of cudarc's types fails, cudarc stores the error in the context, and the next
+//! call on the same context returns it. That call would then fail although nothing is wrong with
+//! it. If it is the wait before a free, memory would be freed while it is in use. This module
+//! therefore avoids the calls of cudarc that look at the stored error.
 
 use std::fmt;
 use std::sync::Arc;

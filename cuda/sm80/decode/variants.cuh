@@ -31,9 +31,9 @@ inline Variant variant_for(const Kind& k, const Limits& l, const Shape& s) {
     return k.bf16 ? variant_for<__nv_bfloat16>(k, l, s) : variant_for<__half>(k, l, s);
 }
 
-// Raises `bytes` to the workspace of any number of requests with this number of rows, of any
-// length, in one tensor or two. Few and short requests have another instantiation, and a split
-// cache may have another one, too. This loads all of them.
+// Raises `bytes` to the size of a workspace that is enough for any batch of requests with this
+// number of rows, and for a cache of one tensor or two. A batch of few and short requests has
+// another instantiation than others, and a split cache may have one more. This loads all of them.
 inline MlaStatus max_workspace(const Kind& k, const Limits& l, int rows, int rope_dim,
                                size_t& bytes) {
     for (const Shape& s : {Shape{rows, rope_dim, INT32_MAX, 1, false},

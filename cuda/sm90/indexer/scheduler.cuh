@@ -58,8 +58,8 @@ __device__ __forceinline__ TileRange tile_range_of(const Requests& p, int rows, 
         last = request_of(p, p.first_token + rows - 1, lane);
     }
     int all = 0;
-    // The loads of several requests are issued before the first result is used, because their
-    // lengths may be in device memory. The second pass finds the lengths in a cache.
+    // Each lane loads the lengths of four requests before it uses the first of them, because these
+    // loads may miss L2. The loop below loads the lengths again, and then hits a cache.
     constexpr int kAtOnce = 4;
     for (int base = first; base <= last; base += 32 * kAtOnce) {
         RequestRows of[kAtOnce];

@@ -474,10 +474,10 @@ class SplitPlan {
     };
     __host__ __device__ Prediction predicted(int length) {
         const float factor = reciprocal(float(length));
-        // `places` counts the items of about this length, and `items` those of them that are not
-        // empty: an empty item takes no KV tiles, but the place of another item in a wave.
-        // `short_items` counts query tiles of up to half this length, and `short_work` their KV
-        // tiles.
+        // `places` counts the items of requests whose longest query tile is longer than half of
+        // `length`, and `items` those of them that are not empty. An empty item has no KV tiles,
+        // but it keeps a CTA from another item in its wave. `short_items` counts the query tiles of
+        // the other requests, and `short_work` their KV tiles.
         float places = 0.f, items = 0.f, short_items = 0.f, short_work = 0.f;
 #pragma unroll 1
         for (int begin = 0; begin < batch_.requests; begin += Lanes::kCount) {
@@ -559,10 +559,10 @@ inline Lengths one_request(const KernelParams& k, int heads, const int* query_st
     return one;
 }
 
-// True if, by what the host knows, some request may be so much longer than the others that its
-// query tiles end long after all others, although these are many. The estimate of all work is high,
-// so that lengths are read less often: each request has a query tile, and all query tiles have the
-// same mean number of KV tiles.
+// True if, by what the host knows, the query tiles of a long request may end long after all others,
+// although query tiles are many. The device then has to read all lengths. To avoid this more often,
+// the estimate of all work is a high one: every request has at least one query tile, and every
+// query tile has the KV tiles of a request of mean length.
 template <int keys>
 bool may_outlast(const MlaPrefillParams& p, const KernelParams& k, int ctas) {
     if (!SplitPlan<keys>::is_countable(p.heads, k.max_request_tiles)) return false;

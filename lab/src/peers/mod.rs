@@ -39,7 +39,8 @@ pub(crate) struct Args {
     /// Peers to time. For Hopper: flashmla, fa3, flashinfer (which compiles for two minutes) and
     /// cudnn. For every GPU since Ampere: flashinfer-fa2 (which also compiles), triton (vLLM's
     /// decode), torch-flash (FlashAttention-2) and torch-efficient. On a CPU: torch's
-    /// scaled_dot_product_attention in five forms [default: all four for Hopper, or all five].
+    /// scaled_dot_product_attention in five forms [default: on a GPU the four for Hopper, on a CPU
+    /// the five forms].
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = PEERS)]
     peers: Option<Vec<String>>,
     /// Folder with their libraries and wheels, if these are not installed.

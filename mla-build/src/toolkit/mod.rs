@@ -151,11 +151,12 @@ struct Part {
     taken: &'static str,
 }
 
-/// Looks for a part in the folders, and then in site-packages. The latter come last, since each
-/// question to Python starts an interpreter.
+/// Looks for a part of the toolkit in the folders, and then in site-packages. These come last,
+/// since each question to Python starts an interpreter.
 ///
-/// Returns the place and the path. `at` finds the path in a folder, and `in_site` in site-packages.
-/// Otherwise they say what the folder lacks.
+/// `at` gets a folder, and `in_site` a folder of site-packages. Each returns the path of the part
+/// or, as an error, a description of what the folder lacks. The result is the folder's place in the
+/// search order, such as a variable's name, and the path of the part.
 fn find(
     (search, install): (&Search, &str),
     part: &Part,

@@ -203,8 +203,9 @@ const SUSPECTS: &[&str] = &[
     "yarn",
 ];
 
-/// Keys of DeepSeek's own inference files, with their names in a rotary section and the defaults of
-/// `ModelArgs`. These files have no rotary section. They are recognised by `inter_dim`.
+/// Keys of the rotary embedding in DeepSeek's own inference files. Each has the key that a rotary
+/// section uses for the same value, and the default of `ModelArgs`. The inference files have no
+/// rotary section, and are recognised by the key `inter_dim`.
 pub(super) const OF_INFERENCE: &[(&str, &str, f64)] = &[
     ("rope_factor", "factor", 40.0),
     (

@@ -15,8 +15,8 @@ constexpr int kTileTokens = 64;
 constexpr int kMaxRequests = 1024;
 // Maximum number of CTAs of a launch, one per SM.
 constexpr int kCounters = 160;
-// The widths of a row of the cache, and its panels of 64 values. A rotary key has a panel of its
-// own, of which a narrower one fills the first half, or there is none.
+// The widths of a cache row in values, and its numbers of panels. A rotary key has a panel of its
+// own. One of 32 values fills the first half of that panel. `rope` is 0 if rows have none.
 template <int latent, int rope>
 struct RowDims {
     static constexpr int kLatent = latent, kRope = rope;

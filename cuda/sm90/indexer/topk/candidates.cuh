@@ -69,10 +69,10 @@ __device__ __forceinline__ void clear_bins(S& s) {
 }
 
 // Estimates the bound of candidates from a sample, of which each thread has some vectors. The bound
-// has a certain number of the sample's logits above it: the number that is expected to be chosen,
-// and four standard deviations more. The first histogram has bins of equal width in values, since
-// these are seldom too coarse. If they are, histograms of keys (key_of()) follow, usually more than
-// one. The bins are zero at entry, but not at return.
+// has about a certain number of the sample's logits above it: the number that is expected to be
+// chosen, plus four standard deviations, plus eight. The first histogram has bins of equal width in
+// values, since these are seldom too coarse. If they are, histograms of keys (key_of()) follow,
+// usually more than one. The bins are zero at entry, but not at return.
 template <typename S>
 __device__ __forceinline__ SampleEstimate estimate_from(S& s, const float4 (&x)[S::kSampledEach],
                                                         int count, int topk) {
