@@ -102,7 +102,7 @@ fn decode_refuses_each_bad_field() {
         ("query_len", |p| p.query_len = 17),
         ("requests", |p| p.requests = 0),
         ("requests", |p| p.requests = 1025),
-        ("latent_dim", |p| p.latent_dim = 256),
+        ("latent_dim", |p| p.latent_dim = 384),
         ("rope_dim", |p| p.rope_dim = 32),
         ("q_dtype", |p| p.q_dtype = raw::MLA_DTYPE_F32 as i32),
         ("cache_format", |p| {
