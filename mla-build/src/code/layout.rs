@@ -61,35 +61,9 @@ impl Layouts {
             if statement.is_empty() || statement.contains('(') || statement.starts_with("static ") {
                 continue;
             }
-            let (first, others) = statement.split_once(',').unwrap_or((statement, ""));
-            let (kind, first) = match first.split_once('*') {
-                Some((kind, name)) => (kind, format!("*{name}")),
-                None => first
-                    .trim()
-                    .rsplit_once(' ')
-                    .map(|(kind, name)| (kind, name.to_owned()))?,
-            };
-            for name in [first.as_str()].into_iter().chain(others.split(',')) {
-                let name = name.trim();
-                let (name, is_pointer) = match name.strip_prefix('*') {
-                    Some(name) => (name.trim(), true),
-                    None => (name, false),
-                };
-                let name = name.split('=').next()?.trim();
-                if name.is_empty() {
-                    continue;
-                }
-                let (name, count) = match name.split_once('[') {
-                    Some((name, count)) => (name, Some(constant(text, count.strip_suffix(']')?)?)),
-                    None => (name, None),
-                };
-                let kind = if is_pointer {
-                    "pointer"
-                } else {
-                    number_of(kind)
-                };
+            for Declared { kind, name, count } in declared(text, statement)? {
                 let (bytes, inner) = match kind {
-                    "pointer" => (8, Vec::new()),
+                    POINTER => (8, Vec::new()),
                     kind => self.of(kind)?,
                 };
                 let of_field = alignment_of(bytes, &inner);
@@ -100,21 +74,7 @@ impl Layouts {
                         Some(_) => format!("{name}[{index}]"),
                         None => name.to_owned(),
                     };
-                    let field = |name, kind: &str, offset, bytes| Field {
-                        name,
-                        kind: kind.to_owned(),
-                        offset,
-                        bytes,
-                        value: None,
-                    };
-                    if inner.is_empty() {
-                        fields.push(field(name, kind, end, bytes));
-                    } else {
-                        fields.extend(inner.iter().map(|it| {
-                            let name = format!("{name}.{}", it.name);
-                            field(name, &it.kind, end + it.offset, it.bytes)
-                        }));
-                    }
+                    fields.extend(placed(name, (kind, bytes), &inner, end));
                     end += bytes;
                 }
             }
@@ -163,7 +123,7 @@ fn value(text: &str, label: &str) -> Option<u32> {
 /// Returns a field's type as descriptions name it, and its size in bytes.
 fn sized(kind: &str) -> Option<(String, u32)> {
     if kind.starts_with('*') {
-        return Some(("pointer".to_owned(), 8));
+        return Some((POINTER.to_owned(), 8));
     }
     if let Some(array) = kind.strip_prefix('[').and_then(|it| it.strip_suffix(']')) {
         let (element, count) = array.split_once("; ")?;
@@ -183,6 +143,62 @@ fn number(kind: &str) -> Option<u32> {
         "CUtensorMap" => Some(128),
         _ => None,
     }
+}
+
+/// The description of a pointer's type.
+const POINTER: &str = "pointer";
+
+/// A field as a source declares it.
+struct Declared<'a> {
+    kind: &'a str,
+    name: &'a str,
+    /// The number of elements of an array.
+    count: Option<u32>,
+}
+
+/// The fields of a statement: `const int *a, *b`, `float x, y[2]`.
+fn declared<'a>(text: &str, statement: &'a str) -> Option<Vec<Declared<'a>>> {
+    let first = statement.split(',').next()?.trim_end();
+    let (kind, names) = statement.split_at(first.find('*').or_else(|| first.rfind(' '))?);
+    let names = names.split(',').map(|name| {
+        let name = name.trim();
+        let (kind, name) = match name.strip_prefix('*') {
+            Some(name) => (POINTER, name.trim()),
+            None => (number_of(kind), name),
+        };
+        let name = name.split('=').next()?.trim();
+        let (name, count) = match name.split_once('[') {
+            Some((name, count)) => (name, Some(constant(text, count.strip_suffix(']')?)?)),
+            None => (name, None),
+        };
+        Some(Declared { kind, name, count })
+    });
+    let fields: Vec<_> = names.collect::<Option<_>>()?;
+    Some(
+        fields
+            .into_iter()
+            .filter(|it| !it.name.is_empty())
+            .collect(),
+    )
+}
+
+/// The fields of one element at an offset: itself, or those of its structure.
+fn placed(name: String, (kind, bytes): (&str, u32), inner: &[Field], offset: u32) -> Vec<Field> {
+    let field = |name, kind: &str, offset, bytes| Field {
+        name,
+        kind: kind.to_owned(),
+        offset,
+        bytes,
+        value: None,
+    };
+    if inner.is_empty() {
+        return vec![field(name, kind, offset, bytes)];
+    }
+    let of_structure = |it: &Field| {
+        let name = format!("{name}.{}", it.name);
+        field(name, &it.kind, offset + it.offset, it.bytes)
+    };
+    inner.iter().map(of_structure).collect()
 }
 
 /// Rust's name of a number's type in C, without its qualifiers; any other name as it is.
