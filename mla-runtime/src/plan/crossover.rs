@@ -9,7 +9,7 @@
 //! | once per cached token | | L·d (expansion by `W_kv_b`) |
 //! | per pair of a query and a cached token | 2L + R (scores L + R, values L) | d + R (scores P + R, values V) |
 //!
-//! By multiply-adds alone, the absorbed form is cheaper while
+//! The absorbed form takes fewer multiply-adds while
 //! T·(L·d + C·(2L + R)) ≤ C·(L·d + T·(d + R)). Solved for T, this is
 //!
 //! ```text
