@@ -84,9 +84,9 @@ pub(super) fn models(settings: &Settings) -> Result<Vec<Model>, CliError> {
         None => vec![None],
         Some(dims) => dims
             .iter()
-            .map(|text| match read_dims(text) {
-                None => Err(CliError::argument("dims", format!("{text:?}"), DIMS)),
-                some => Ok(some),
+            .map(|text| {
+                let dims = read_dims(text).map(Some);
+                dims.ok_or_else(|| CliError::argument("dims", format!("{text:?}"), DIMS))
             })
             .collect::<Result<_, _>>()?,
     };

@@ -4,6 +4,6 @@
 //! `axes` reads the batches and models of a sweep. `rows` collects the resulting rows for each
 //! backend of the comparison. They come from a `sweep` or from a file of `cases`.
 
-pub(super) mod axes;
+mod axes;
 pub(crate) mod rows;
 pub(super) mod sweep;
