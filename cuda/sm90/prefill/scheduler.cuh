@@ -135,8 +135,6 @@ struct TileScheduler {
   private:
     // Above the bit width of any int.
     static constexpr int kMaxBits = 33;
-    // Requests whose first query tile takes less than this share of a CTA's work come in any order.
-    static constexpr float kOrderedShare = 1 / 24.f;
 
     __host__ __device__ int tiles_of(int request) const {
         const int tiles = (p.cu_q[request + 1] - p.cu_q[request] + kQueries - 1) / kQueries;
@@ -180,11 +178,11 @@ struct TileScheduler {
         for (int r = Lanes::own(); r < p.requests; r += Lanes::kCount) {
             const int kv_tiles = first_kv_tiles(r);
             if (kv_tiles < 0) continue;
-            work += float(tiles_of(r)) * (float(kv_tiles) + kItemCost);
+            work += float(tiles_of(r)) * (float(kv_tiles) + Costs::kItem);
             if (kv_tiles > longest) longest = kv_tiles;
         }
         const float of_cta = Lanes::sum(work) * float(p.heads) / float(p.ctas);
-        lowest = bits_of(int(fminf(of_cta * kOrderedShare, 1e9f)));
+        lowest = bits_of(int(fminf(of_cta * Costs::kOrdered, 1e9f)));
         longest = Lanes::highest(longest);
         if (longest >= 0) below = bucket_of(longest);
         chunk = p.requests;

@@ -33,23 +33,6 @@
 
 namespace mla::sm90::prefill {
 
-// Costs of the combine at the end, in KV tiles, which the prediction adds to those of items: for
-// any number of splits, for all rows of a query tile, and for each split.
-constexpr float kCombineCost = 3.f, kCombineCostOfRows = 1.5f, kCombineCostOfSplit = 0.02f;
-// The predicted end must be earlier than this share of the time without splits.
-constexpr float kWorthwhile = 0.95f;
-// Costs of each item, in KV tiles: the more items there are, the later all of them have begun, and
-// the more partial results are written and read. The first is the cost if the device has to read
-// the lengths. The second is the cost for all rows of a query tile, by which numbers of splits are
-// compared. The third replaces it in the comparison with no splits. It is lower, since with splits
-// more CTAs read at the same time, which makes up for a part of the cost.
-constexpr float kReadLengthsCostOfItem = 0.034f, kCostOfItemRows = 0.05f,
-                kMinCostOfItemRows = 0.019f;
-// With many query tiles, every CTA goes over the lengths of all requests. This is the cost of each
-// request then, and how many numbers of splits are tried.
-constexpr float kCostOfRequest = 0.05f;
-constexpr int kFewNumbers = 25;
-
 __host__ __device__ inline int ceil_of(int a, int b) {
     return int((unsigned(a) + unsigned(b) - 1) / unsigned(b));
 }
@@ -170,9 +153,9 @@ class SplitPlan {
 
     // True if an even division would end earlier. This decides nearly all launches.
     __host__ __device__ bool may_gain() const {
-        const float even = total_ * per_cta() + kItemCost + combine_cost() +
-                           (is_many() ? kCostOfRequest * float(batch_.requests) : 0.f);
-        return unsplit_time() * kWorthwhile > even;
+        const float even = total_ * per_cta() + Costs::kItem + combine_cost() +
+                           (is_many() ? Costs::kRequest * float(batch_.requests) : 0.f);
+        return unsplit_time() * Costs::kWorthwhile > even;
     }
 
     // Called on the host, which knows only the total lengths: predicts whether it pays that the
@@ -182,25 +165,25 @@ class SplitPlan {
         load_lengths();
         count();
         longest_ = longest;
-        const float unsplit = (float(longest) + kItemCost) * kWorthwhile;
+        const float unsplit = (float(longest) + Costs::kItem) * Costs::kWorthwhile;
         const int max_splits = min_of(longest, kMaxSplits);
         for (int splits = 2; splits <= max_splits; splits++) {
             const int length = ceil_of(longest, splits);
             const float items = fmaxf(total_ / float(length), float(tiles_));
-            if (predicted(length).end + kReadLengthsCostOfItem * items < unsplit) return true;
+            if (predicted(length).end + Costs::kReadLengthsItem * items < unsplit) return true;
         }
         return false;
     }
 
     // Chooses the best number of splits.
     __host__ __device__ bool choose() {
-        const float unsplit = unsplit_time() * kWorthwhile;
+        const float unsplit = unsplit_time() * Costs::kWorthwhile;
         float best = 1e30f;
         int splits = 1;
         if (is_many()) {
             // 2, 3, 4, 5, 6, 7, 8, 10, ... 128: one for each lane.
 #pragma unroll 1
-            for (int first = 0; first < kFewNumbers; first += Lanes::kCount) {
+            for (int first = 0; first < Costs::kNumbersTried; first += Lanes::kCount) {
                 const int number = first + Lanes::own();
                 consider(((4 + number % 4) << number / 4) / 2, unsplit, best, splits);
             }
@@ -435,9 +418,9 @@ class SplitPlan {
     // the longest query tile, of the mean per CTA, and of the shortest query tile times the number
     // of query tiles that some CTA gets.
     __host__ __device__ float unsplit_time() const {
-        const float alone = float(longest_) + kItemCost;
-        const float even = (total_ + kItemCost * float(tiles_)) * per_cta();
-        const float waves = waves_of(float(tiles_)) * (float(shortest_) + kItemCost);
+        const float alone = float(longest_) + Costs::kItem;
+        const float even = (total_ + Costs::kItem * float(tiles_)) * per_cta();
+        const float waves = waves_of(float(tiles_)) * (float(shortest_) + Costs::kItem);
         return fmaxf(alone, fmaxf(even, waves));
     }
 
@@ -450,7 +433,7 @@ class SplitPlan {
 
     // Cost of the combine for any number of splits.
     __host__ __device__ float combine_cost() const {
-        return kCombineCost + kCombineCostOfRows / kQueries * float(batch_.rows());
+        return Costs::kCombine + Costs::kCombineRows / kQueries * float(batch_.rows());
     }
 
     // Chooses `candidate` splits if they are predicted to end earlier than the best number so far,
@@ -460,9 +443,9 @@ class SplitPlan {
         // their number small.
         const float rows = in_rows_ ? float(batch_.rows()) / kQueries : 0.f;
         const Prediction of = predicted(Divisor(candidate).ceil(longest_));
-        const float time = of.end + kCostOfItemRows * rows * of.begun;
+        const float time = of.end + Costs::kItemRows * rows * of.begun;
         if (candidate > 1 && candidate <= min_of(longest_, kMaxSplits) && time < best &&
-            of.end + kMinCostOfItemRows * rows * of.begun < unsplit)
+            of.end + Costs::kMinItemRows * rows * of.begun < unsplit)
             best = time, splits = candidate;
     }
 
@@ -511,20 +494,21 @@ class SplitPlan {
         const float times = float(uniform_ ? batch_.heads * batch_.requests : batch_.heads);
         items *= times;
         if (places * times > float(room_)) return {1e30f, 0.f};
-        const float item = float(length) + kItemCost, all = (places + short_items) * times;
+        const float item = float(length) + Costs::kItem, all = (places + short_items) * times;
         // If query tiles are many: all work, shared evenly, and then one item, which begins when no
         // CTA is free of work.
         float end =
-            (total_ + kItemCost * all) * per_cta() + item + kCostOfRequest * float(batch_.requests);
+            (total_ + Costs::kItem * all) * per_cta() + item +
+            Costs::kRequest * float(batch_.requests);
         if (!is_many()) {
-            end = waves_of(items) * float(length) + waves_of(places * times) * kItemCost;
+            end = waves_of(items) * float(length) + waves_of(places * times) * Costs::kItem;
             // After these waves, the short items, which all CTAs share until the last one ends.
             if (all > float(ctas_)) {
-                const float work = (short_work + kItemCost * short_items) * times;
+                const float work = (short_work + Costs::kItem * short_items) * times;
                 if (work > 0.f) end += work * per_cta() + 0.5f * item;
             }
         }
-        return {end + combine_cost() + kCombineCostOfSplit * float(longest_) * factor,
+        return {end + combine_cost() + Costs::kCombineSplit * float(longest_) * factor,
                 fminf(items, float(ctas_))};
     }
 
@@ -568,9 +552,10 @@ bool may_outlast(const MlaPrefillParams& p, const KernelParams& k, int ctas) {
     if (!SplitPlan<keys>::is_countable(p.heads, k.max_request_tiles)) return false;
     const double tiles = fmax(double(p.query_tokens) / kQueries, double(p.requests)) * p.heads;
     const double mean = double(p.key_tokens) / p.requests / keys * (p.causal ? 0.5 : 1.0);
-    const double even = tiles * (mean + kItemCost) / ctas;
-    const double longest = double(p.max_key_len) / keys + kItemCost;
-    return longest * kWorthwhile > even + kItemCost + kCombineCost + kCostOfRequest * p.requests;
+    const double even = tiles * (mean + Costs::kItem) / ctas;
+    const double longest = double(p.max_key_len) / keys + Costs::kItem;
+    return longest * Costs::kWorthwhile >
+           even + Costs::kItem + Costs::kCombine + Costs::kRequest * p.requests;
 }
 
 // True if the launch needs the kernel that may split the keys of query tiles, which spends some
@@ -578,8 +563,7 @@ bool may_outlast(const MlaPrefillParams& p, const KernelParams& k, int ctas) {
 // costs time at most. For requests of equal lengths, chooses the length of a split.
 template <int keys>
 bool may_split(const MlaPrefillParams& p, KernelParams& k, int ctas) {
-    // With fewer KV tiles, the combine takes longer than splitting saves.
-    if (p.max_key_len <= 5 * keys) return false;
+    if (p.max_key_len <= Costs::kMaxUnsplitKvTiles * keys) return false;
     // The range of Divisor. No device has memory for more.
     if (p.max_key_len > int64_t(keys) << 20) return false;
     const bool uniform = host_says_uniform(p);
