@@ -12,12 +12,6 @@ const _: () = {
     [
         "Alignment of MlaDeviceLimits",
     ][::core::mem::align_of::<MlaDeviceLimits>() - 4usize];
-    [
-        "Offset of field: MlaDeviceLimits::shared_memory_bytes",
-    ][::core::mem::offset_of!(MlaDeviceLimits, shared_memory_bytes) - 0usize];
-    [
-        "Offset of field: MlaDeviceLimits::multiprocessors",
-    ][::core::mem::offset_of!(MlaDeviceLimits, multiprocessors) - 4usize];
 };
 unsafe extern "C" {
     #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_decode_sm80_workspace"]

@@ -35,24 +35,6 @@ pub struct MlaIndexRotary {
 const _: () = {
     ["Size of MlaIndexRotary"][::core::mem::size_of::<MlaIndexRotary>() - 48usize];
     ["Alignment of MlaIndexRotary"][::core::mem::align_of::<MlaIndexRotary>() - 8usize];
-    [
-        "Offset of field: MlaIndexRotary::positions",
-    ][::core::mem::offset_of!(MlaIndexRotary, positions) - 0usize];
-    [
-        "Offset of field: MlaIndexRotary::cos",
-    ][::core::mem::offset_of!(MlaIndexRotary, cos) - 8usize];
-    [
-        "Offset of field: MlaIndexRotary::sin",
-    ][::core::mem::offset_of!(MlaIndexRotary, sin) - 16usize];
-    [
-        "Offset of field: MlaIndexRotary::table_stride",
-    ][::core::mem::offset_of!(MlaIndexRotary, table_stride) - 24usize];
-    [
-        "Offset of field: MlaIndexRotary::positions_len",
-    ][::core::mem::offset_of!(MlaIndexRotary, positions_len) - 32usize];
-    [
-        "Offset of field: MlaIndexRotary::style",
-    ][::core::mem::offset_of!(MlaIndexRotary, style) - 40usize];
 };
 impl Default for MlaIndexRotary {
     fn default() -> Self {
@@ -92,57 +74,6 @@ const _: () = {
     [
         "Alignment of MlaIndexKeysParams",
     ][::core::mem::align_of::<MlaIndexKeysParams>() - 8usize];
-    [
-        "Offset of field: MlaIndexKeysParams::keys",
-    ][::core::mem::offset_of!(MlaIndexKeysParams, keys) - 0usize];
-    [
-        "Offset of field: MlaIndexKeysParams::norm_weight",
-    ][::core::mem::offset_of!(MlaIndexKeysParams, norm_weight) - 8usize];
-    [
-        "Offset of field: MlaIndexKeysParams::norm_bias",
-    ][::core::mem::offset_of!(MlaIndexKeysParams, norm_bias) - 16usize];
-    [
-        "Offset of field: MlaIndexKeysParams::slots",
-    ][::core::mem::offset_of!(MlaIndexKeysParams, slots) - 24usize];
-    [
-        "Offset of field: MlaIndexKeysParams::cache",
-    ][::core::mem::offset_of!(MlaIndexKeysParams, cache) - 32usize];
-    [
-        "Offset of field: MlaIndexKeysParams::rotary",
-    ][::core::mem::offset_of!(MlaIndexKeysParams, rotary) - 40usize];
-    [
-        "Offset of field: MlaIndexKeysParams::key_stride",
-    ][::core::mem::offset_of!(MlaIndexKeysParams, key_stride) - 88usize];
-    [
-        "Offset of field: MlaIndexKeysParams::page_stride",
-    ][::core::mem::offset_of!(MlaIndexKeysParams, page_stride) - 96usize];
-    [
-        "Offset of field: MlaIndexKeysParams::pages",
-    ][::core::mem::offset_of!(MlaIndexKeysParams, pages) - 104usize];
-    [
-        "Offset of field: MlaIndexKeysParams::tokens",
-    ][::core::mem::offset_of!(MlaIndexKeysParams, tokens) - 112usize];
-    [
-        "Offset of field: MlaIndexKeysParams::page_size",
-    ][::core::mem::offset_of!(MlaIndexKeysParams, page_size) - 116usize];
-    [
-        "Offset of field: MlaIndexKeysParams::width",
-    ][::core::mem::offset_of!(MlaIndexKeysParams, width) - 120usize];
-    [
-        "Offset of field: MlaIndexKeysParams::keys_dtype",
-    ][::core::mem::offset_of!(MlaIndexKeysParams, keys_dtype) - 124usize];
-    [
-        "Offset of field: MlaIndexKeysParams::norm_weight_dtype",
-    ][::core::mem::offset_of!(MlaIndexKeysParams, norm_weight_dtype) - 128usize];
-    [
-        "Offset of field: MlaIndexKeysParams::norm_bias_dtype",
-    ][::core::mem::offset_of!(MlaIndexKeysParams, norm_bias_dtype) - 132usize];
-    [
-        "Offset of field: MlaIndexKeysParams::hadamard",
-    ][::core::mem::offset_of!(MlaIndexKeysParams, hadamard) - 136usize];
-    [
-        "Offset of field: MlaIndexKeysParams::epsilon",
-    ][::core::mem::offset_of!(MlaIndexKeysParams, epsilon) - 140usize];
 };
 impl Default for MlaIndexKeysParams {
     fn default() -> Self {
@@ -187,51 +118,6 @@ const _: () = {
     [
         "Alignment of MlaIndexQueriesParams",
     ][::core::mem::align_of::<MlaIndexQueriesParams>() - 8usize];
-    [
-        "Offset of field: MlaIndexQueriesParams::queries",
-    ][::core::mem::offset_of!(MlaIndexQueriesParams, queries) - 0usize];
-    [
-        "Offset of field: MlaIndexQueriesParams::head_weights",
-    ][::core::mem::offset_of!(MlaIndexQueriesParams, head_weights) - 8usize];
-    [
-        "Offset of field: MlaIndexQueriesParams::values",
-    ][::core::mem::offset_of!(MlaIndexQueriesParams, values) - 16usize];
-    [
-        "Offset of field: MlaIndexQueriesParams::weights",
-    ][::core::mem::offset_of!(MlaIndexQueriesParams, weights) - 24usize];
-    [
-        "Offset of field: MlaIndexQueriesParams::rotary",
-    ][::core::mem::offset_of!(MlaIndexQueriesParams, rotary) - 32usize];
-    [
-        "Offset of field: MlaIndexQueriesParams::query_token_stride",
-    ][::core::mem::offset_of!(MlaIndexQueriesParams, query_token_stride) - 80usize];
-    [
-        "Offset of field: MlaIndexQueriesParams::query_head_stride",
-    ][::core::mem::offset_of!(MlaIndexQueriesParams, query_head_stride) - 88usize];
-    [
-        "Offset of field: MlaIndexQueriesParams::head_weight_stride",
-    ][::core::mem::offset_of!(MlaIndexQueriesParams, head_weight_stride) - 96usize];
-    [
-        "Offset of field: MlaIndexQueriesParams::tokens",
-    ][::core::mem::offset_of!(MlaIndexQueriesParams, tokens) - 104usize];
-    [
-        "Offset of field: MlaIndexQueriesParams::heads",
-    ][::core::mem::offset_of!(MlaIndexQueriesParams, heads) - 108usize];
-    [
-        "Offset of field: MlaIndexQueriesParams::width",
-    ][::core::mem::offset_of!(MlaIndexQueriesParams, width) - 112usize];
-    [
-        "Offset of field: MlaIndexQueriesParams::queries_dtype",
-    ][::core::mem::offset_of!(MlaIndexQueriesParams, queries_dtype) - 116usize];
-    [
-        "Offset of field: MlaIndexQueriesParams::head_weights_dtype",
-    ][::core::mem::offset_of!(MlaIndexQueriesParams, head_weights_dtype) - 120usize];
-    [
-        "Offset of field: MlaIndexQueriesParams::hadamard",
-    ][::core::mem::offset_of!(MlaIndexQueriesParams, hadamard) - 124usize];
-    [
-        "Offset of field: MlaIndexQueriesParams::weight_scale",
-    ][::core::mem::offset_of!(MlaIndexQueriesParams, weight_scale) - 128usize];
 };
 impl Default for MlaIndexQueriesParams {
     fn default() -> Self {
@@ -281,66 +167,6 @@ const _: () = {
     [
         "Alignment of MlaIndexLogitsParams",
     ][::core::mem::align_of::<MlaIndexLogitsParams>() - 8usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::queries",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, queries) - 0usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::weights",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, weights) - 8usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::cache",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, cache) - 16usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::query_starts",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, query_starts) - 24usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::seq_lens",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, seq_lens) - 32usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::block_table",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, block_table) - 40usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::logits",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, logits) - 48usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::page_stride",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, page_stride) - 56usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::block_table_stride",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, block_table_stride) - 64usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::logits_stride",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, logits_stride) - 72usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::pages",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, pages) - 80usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::rows",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, rows) - 88usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::first_token",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, first_token) - 92usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::requests",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, requests) - 96usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::columns",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, columns) - 100usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::max_pages",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, max_pages) - 104usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::page_size",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, page_size) - 108usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::heads",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, heads) - 112usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::width",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, width) - 116usize];
-    [
-        "Offset of field: MlaIndexLogitsParams::after_queries",
-    ][::core::mem::offset_of!(MlaIndexLogitsParams, after_queries) - 120usize];
 };
 impl Default for MlaIndexLogitsParams {
     fn default() -> Self {
@@ -383,57 +209,6 @@ pub struct MlaTopkParams {
 const _: () = {
     ["Size of MlaTopkParams"][::core::mem::size_of::<MlaTopkParams>() - 104usize];
     ["Alignment of MlaTopkParams"][::core::mem::align_of::<MlaTopkParams>() - 8usize];
-    [
-        "Offset of field: MlaTopkParams::logits",
-    ][::core::mem::offset_of!(MlaTopkParams, logits) - 0usize];
-    [
-        "Offset of field: MlaTopkParams::query_starts",
-    ][::core::mem::offset_of!(MlaTopkParams, query_starts) - 8usize];
-    [
-        "Offset of field: MlaTopkParams::seq_lens",
-    ][::core::mem::offset_of!(MlaTopkParams, seq_lens) - 16usize];
-    [
-        "Offset of field: MlaTopkParams::block_table",
-    ][::core::mem::offset_of!(MlaTopkParams, block_table) - 24usize];
-    [
-        "Offset of field: MlaTopkParams::lists",
-    ][::core::mem::offset_of!(MlaTopkParams, lists) - 32usize];
-    [
-        "Offset of field: MlaTopkParams::logits_stride",
-    ][::core::mem::offset_of!(MlaTopkParams, logits_stride) - 40usize];
-    [
-        "Offset of field: MlaTopkParams::block_table_stride",
-    ][::core::mem::offset_of!(MlaTopkParams, block_table_stride) - 48usize];
-    [
-        "Offset of field: MlaTopkParams::list_stride",
-    ][::core::mem::offset_of!(MlaTopkParams, list_stride) - 56usize];
-    [
-        "Offset of field: MlaTopkParams::pages",
-    ][::core::mem::offset_of!(MlaTopkParams, pages) - 64usize];
-    [
-        "Offset of field: MlaTopkParams::rows",
-    ][::core::mem::offset_of!(MlaTopkParams, rows) - 72usize];
-    [
-        "Offset of field: MlaTopkParams::first_token",
-    ][::core::mem::offset_of!(MlaTopkParams, first_token) - 76usize];
-    [
-        "Offset of field: MlaTopkParams::requests",
-    ][::core::mem::offset_of!(MlaTopkParams, requests) - 80usize];
-    [
-        "Offset of field: MlaTopkParams::columns",
-    ][::core::mem::offset_of!(MlaTopkParams, columns) - 84usize];
-    [
-        "Offset of field: MlaTopkParams::topk",
-    ][::core::mem::offset_of!(MlaTopkParams, topk) - 88usize];
-    [
-        "Offset of field: MlaTopkParams::max_pages",
-    ][::core::mem::offset_of!(MlaTopkParams, max_pages) - 92usize];
-    [
-        "Offset of field: MlaTopkParams::page_size",
-    ][::core::mem::offset_of!(MlaTopkParams, page_size) - 96usize];
-    [
-        "Offset of field: MlaTopkParams::after_logits",
-    ][::core::mem::offset_of!(MlaTopkParams, after_logits) - 100usize];
 };
 impl Default for MlaTopkParams {
     fn default() -> Self {

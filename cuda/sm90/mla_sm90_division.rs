@@ -19,36 +19,6 @@ const _: () = {
     [
         "Alignment of MlaDecodeWorkItem",
     ][::core::mem::align_of::<MlaDecodeWorkItem>() - 4usize];
-    [
-        "Offset of field: MlaDecodeWorkItem::request",
-    ][::core::mem::offset_of!(MlaDecodeWorkItem, request) - 0usize];
-    [
-        "Offset of field: MlaDecodeWorkItem::first_row",
-    ][::core::mem::offset_of!(MlaDecodeWorkItem, first_row) - 4usize];
-    [
-        "Offset of field: MlaDecodeWorkItem::rows",
-    ][::core::mem::offset_of!(MlaDecodeWorkItem, rows) - 8usize];
-    [
-        "Offset of field: MlaDecodeWorkItem::kv_tile_begin",
-    ][::core::mem::offset_of!(MlaDecodeWorkItem, kv_tile_begin) - 12usize];
-    [
-        "Offset of field: MlaDecodeWorkItem::kv_tile_end",
-    ][::core::mem::offset_of!(MlaDecodeWorkItem, kv_tile_end) - 16usize];
-    [
-        "Offset of field: MlaDecodeWorkItem::split",
-    ][::core::mem::offset_of!(MlaDecodeWorkItem, split) - 20usize];
-    [
-        "Offset of field: MlaDecodeWorkItem::splits",
-    ][::core::mem::offset_of!(MlaDecodeWorkItem, splits) - 24usize];
-    [
-        "Offset of field: MlaDecodeWorkItem::first_group",
-    ][::core::mem::offset_of!(MlaDecodeWorkItem, first_group) - 28usize];
-    [
-        "Offset of field: MlaDecodeWorkItem::combiners",
-    ][::core::mem::offset_of!(MlaDecodeWorkItem, combiners) - 32usize];
-    [
-        "Offset of field: MlaDecodeWorkItem::last",
-    ][::core::mem::offset_of!(MlaDecodeWorkItem, last) - 36usize];
 };
 unsafe extern "C" {
     #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_decode_sm90_work_items"]
@@ -78,12 +48,6 @@ const _: () = {
     [
         "Alignment of MlaSplitCounters",
     ][::core::mem::align_of::<MlaSplitCounters>() - 4usize];
-    [
-        "Offset of field: MlaSplitCounters::arrived",
-    ][::core::mem::offset_of!(MlaSplitCounters, arrived) - 0usize];
-    [
-        "Offset of field: MlaSplitCounters::left",
-    ][::core::mem::offset_of!(MlaSplitCounters, left) - 4usize];
 };
 pub const MLA_SPLIT_ARRIVE: MlaSplitStep = 0;
 pub const MLA_SPLIT_ARRIVE_COMBINER: MlaSplitStep = 1;
@@ -134,30 +98,6 @@ const _: () = {
     [
         "Alignment of MlaPrefillWorkItem",
     ][::core::mem::align_of::<MlaPrefillWorkItem>() - 4usize];
-    [
-        "Offset of field: MlaPrefillWorkItem::request",
-    ][::core::mem::offset_of!(MlaPrefillWorkItem, request) - 0usize];
-    [
-        "Offset of field: MlaPrefillWorkItem::head",
-    ][::core::mem::offset_of!(MlaPrefillWorkItem, head) - 4usize];
-    [
-        "Offset of field: MlaPrefillWorkItem::query",
-    ][::core::mem::offset_of!(MlaPrefillWorkItem, query) - 8usize];
-    [
-        "Offset of field: MlaPrefillWorkItem::begin",
-    ][::core::mem::offset_of!(MlaPrefillWorkItem, begin) - 12usize];
-    [
-        "Offset of field: MlaPrefillWorkItem::end",
-    ][::core::mem::offset_of!(MlaPrefillWorkItem, end) - 16usize];
-    [
-        "Offset of field: MlaPrefillWorkItem::split",
-    ][::core::mem::offset_of!(MlaPrefillWorkItem, split) - 20usize];
-    [
-        "Offset of field: MlaPrefillWorkItem::splits",
-    ][::core::mem::offset_of!(MlaPrefillWorkItem, splits) - 24usize];
-    [
-        "Offset of field: MlaPrefillWorkItem::slot",
-    ][::core::mem::offset_of!(MlaPrefillWorkItem, slot) - 28usize];
 };
 unsafe extern "C" {
     #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_prefill_sm90_work_items"]

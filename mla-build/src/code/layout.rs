@@ -1,7 +1,6 @@
-//! The layout of structures. In bindings, bindgen writes the size of each structure and the offset
-//! of each field, and the compiler checks them against its own layout. A structure that no header
-//! declares is read from its CUDA source: its fields lie one behind the other, each at a multiple
-//! of its alignment.
+//! The layout of structures, from bindings or, if no header declares them, from CUDA sources. The
+//! fields of a structure lie one behind the other, each at a multiple of its alignment. In
+//! bindings, bindgen writes the size of each structure, and the compiler checks it against its own.
 
 use std::collections::BTreeMap;
 
@@ -97,19 +96,16 @@ fn layout(text: &str, name: &str, body: &str) -> Option<(u32, Vec<Field>)> {
     let lines = body
         .lines()
         .filter_map(|line| line.trim().strip_prefix("pub "));
-    let fields = lines.map(|line| {
+    let (mut fields, mut end, mut alignment) = (Vec::new(), 0u32, 1);
+    for line in lines {
         let (field, kind) = line.trim_end_matches(',').split_once(": ")?;
-        let offset = value(text, &format!("\"Offset of field: {name}::{field}\""))?;
-        let (kind, bytes) = sized(kind)?;
-        Some(Field {
-            name: field.to_owned(),
-            kind,
-            offset,
-            bytes,
-            value: None,
-        })
-    });
-    Some((size, fields.collect::<Option<_>>()?))
+        let (kind, bytes, of_element) = sized(kind)?;
+        alignment = alignment.max(of_element);
+        end = end.next_multiple_of(of_element);
+        fields.extend(placed(field.to_owned(), (&kind, bytes), &[], end));
+        end += bytes;
+    }
+    (end.next_multiple_of(alignment) == size).then_some((size, fields))
 }
 
 /// Returns the number that bindgen compares behind a text.
@@ -120,18 +116,19 @@ fn value(text: &str, label: &str) -> Option<u32> {
     number.trim_end_matches("usize]").parse().ok()
 }
 
-/// Returns a field's type as descriptions name it, and its size in bytes.
-fn sized(kind: &str) -> Option<(String, u32)> {
+/// Returns a field's type as descriptions name it, its size in bytes, and that of an element of it.
+fn sized(kind: &str) -> Option<(String, u32, u32)> {
     if kind.starts_with('*') {
-        return Some((POINTER.to_owned(), 8));
+        return Some((POINTER.to_owned(), 8, 8));
     }
     if let Some(array) = kind.strip_prefix('[').and_then(|it| it.strip_suffix(']')) {
         let (element, count) = array.split_once("; ")?;
-        let (_, bytes) = sized(element)?;
+        let (_, bytes, of_element) = sized(element)?;
         let count: u32 = count.trim_end_matches("usize").parse().ok()?;
-        return Some((kind.to_owned(), bytes * count));
+        return Some((kind.to_owned(), bytes * count, of_element));
     }
-    Some((kind.to_owned(), number(kind)?))
+    let bytes = number(kind)?;
+    Some((kind.to_owned(), bytes, bytes))
 }
 
 fn number(kind: &str) -> Option<u32> {

@@ -104,9 +104,6 @@ pub struct MlaMadeUpParams {
 const _: () = {
     ["Size of MlaMadeUpParams"][::core::mem::size_of::<MlaMadeUpParams>() - 4usize];
     ["Alignment of MlaMadeUpParams"][::core::mem::align_of::<MlaMadeUpParams>() - 4usize];
-    [
-        "Offset of field: MlaMadeUpParams::rows",
-    ][::core::mem::offset_of!(MlaMadeUpParams, rows) - 0usize];
 };
 unsafe extern "C" {
     #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_decode_sm89"]
