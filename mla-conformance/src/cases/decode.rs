@@ -75,11 +75,7 @@ impl Cases<'_, DecodeCase> {
             }
             DecodeTopic::LongContexts => self.check(DecodeCase::new(plain, &[2100, 40, 900])),
             DecodeTopic::LongTables => self.long_tables(),
-            DecodeTopic::Strides => self.check(DecodeCase {
-                gap: 16,
-                lse: false,
-                ..DecodeCase::new(plain, &self.lens())
-            }),
+            DecodeTopic::Strides => self.strides(),
             DecodeTopic::EmptyBatches => {
                 let batches: [&[usize]; 3] = [&[], &[0], &[0, 5, 0]];
                 let mut batches = batches.into_iter();
@@ -108,6 +104,22 @@ impl Cases<'_, DecodeCase> {
             // The caller runs these cases through the registry.
             DecodeTopic::ThroughTheRegistry => self.check(DecodeCase::new(plain, &[600, 3])),
         }
+    }
+
+    /// Tries tensors with room between their tokens: around pages, and with each number of heads
+    /// on longer requests, which other forms of a kernel may do.
+    fn strides(&self) -> Result<(), Failure> {
+        let apart = |problem, lens: &[usize]| DecodeCase {
+            gap: 16,
+            lse: false,
+            ..DecodeCase::new(problem, lens)
+        };
+        self.check(apart(self.plain, &self.lens()))?;
+        let accepted = &self.accepted;
+        let mut problems = accepted
+            .with(accepted.heads(), |p, heads| p.heads = heads)
+            .into_iter();
+        problems.try_for_each(|problem| self.check(apart(problem, &[1, 600, 130, 65])))
     }
 
     /// Returns the problems with several query tokens.

@@ -277,6 +277,9 @@ pub(crate) struct Draw<'a> {
     workspace: Region,
     /// The dimensions of decodes.
     dims: MlaDims,
+    /// Values between the queries of one token and those of the next. With some, the rows are not
+    /// evenly spaced, and kernels copy them one by one.
+    query_gap: usize,
 }
 
 /// Lists of slots for all tokens, and the number of entries of each that count.
@@ -304,6 +307,7 @@ impl<'a> Draw<'a> {
             rng,
             workspace,
             dims: DIMS,
+            query_gap: 0,
         }
     }
 
@@ -424,6 +428,7 @@ impl<'a> Draw<'a> {
             second.as_ref().map_or(0, |lists| lists.width),
             first.counts.is_some(),
         );
+        self.query_gap = self.pick(&[0, 8]);
         self.sparse_of(of, rows, listed).case(self, name, launch)
     }
 
@@ -495,7 +500,8 @@ impl<'a> Draw<'a> {
         let (dims, [latent, rope, row_values]) = (self.dims, widths(self.dims));
         let tokens = first.entries.len() / first.width;
         let count = tokens * heads as usize;
-        let q = self.random(&mut memory, count * row_values * 2, values(of));
+        let query_token = heads as usize * row_values + self.query_gap;
+        let q = self.random(&mut memory, tokens * query_token * 2, values(of));
         let out = self.machine.zeros(&mut memory, count * latent * 2);
         let lse = self.machine.zeros(&mut memory, count * 4);
         let row = rows.pitch(dims);
@@ -532,9 +538,9 @@ impl<'a> Draw<'a> {
             second: two.unwrap_or_default(),
             out: out.pointer(),
             lse: lse.pointer(),
-            q_latent_token_stride: heads as i64 * row_values as i64,
+            q_latent_token_stride: query_token as i64,
             q_latent_head_stride: row_values as i64,
-            q_rope_token_stride: heads as i64 * row_values as i64,
+            q_rope_token_stride: query_token as i64,
             q_rope_head_stride: row_values as i64,
             cache_page_stride: one.cache_page_stride,
             cache_slot_stride: one.cache_slot_stride,
@@ -572,12 +578,14 @@ impl<'a> Draw<'a> {
         let lens: Vec<i32> = (0..requests)
             .map(|_| self.long_tailed(1, longest).max(query_len))
             .collect();
+        self.query_gap = self.pick(&[0, 8]);
         let name = format!(
             "{} decode {of} {rows} {:?}, {heads} heads, {query_len} tokens of {requests} requests, \
-             lengths up to {}",
+             lengths up to {}, query gap {}",
             launch.family,
             widths(self.dims),
-            lens.iter().max().unwrap()
+            lens.iter().max().unwrap(),
+            self.query_gap,
         );
         let call = self.decode_of(of, rows, [heads, query_len], &lens);
         call.case(self, name, launch)
@@ -600,7 +608,8 @@ impl<'a> Draw<'a> {
         table.shuffle(self.rng);
         let tokens = (requests * query_len) as usize;
         let count = tokens * heads as usize;
-        let q = self.random(&mut memory, count * row_values * 2, values(of));
+        let query_token = heads as usize * row_values + self.query_gap;
+        let q = self.random(&mut memory, tokens * query_token * 2, values(of));
         let row = rows.pitch(dims);
         let cache = self.random(
             &mut memory,
@@ -622,9 +631,9 @@ impl<'a> Draw<'a> {
             lse: lse.pointer(),
             workspace: self.workspace.pointer(),
             workspace_bytes: self.workspace.bytes,
-            q_latent_token_stride: heads as i64 * row_values as i64,
+            q_latent_token_stride: query_token as i64,
             q_latent_head_stride: row_values as i64,
-            q_rope_token_stride: heads as i64 * row_values as i64,
+            q_rope_token_stride: query_token as i64,
             q_rope_head_stride: row_values as i64,
             cache_page_stride: 64 * row,
             cache_slot_stride: row,

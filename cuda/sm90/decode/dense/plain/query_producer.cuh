@@ -34,9 +34,9 @@ struct PlainQueryProducer {
     }
 
   private:
-    // Calls load(item, full, tiles, where) for the queries of each work item. It is called first
-    // for the held panels, and then for those that stay in shared memory. where(i) returns the
-    // place and the first value of panel i.
+    // Calls load(item, hold, full, tiles, where) for the queries of each work item. It is called
+    // first for the held panels, with `hold`, and then for those that stay in shared memory.
+    // where(i) returns the place and the first value of panel i.
     template <typename Load>
     __device__ void load_query_panels(Load load) {
         uint32_t held = 0;
@@ -55,7 +55,7 @@ struct PlainQueryProducer {
                     s.query_empty.wait((queue.count & 1) ^ 1);
                 else if (held++ > 0)
                     s.held_query_empty.wait(held & 1);
-                load(item, hold ? s.held_query_full : s.query_full,
+                load(item, hold, hold ? s.held_query_full : s.query_full,
                      hold ? C::kHeldPanels : L::kQueryPanels, [&](int tile) {
                          if (hold)
                              return make_int2(HeldQueries<C>::panel(c, tile, latent, rope),
@@ -76,7 +76,8 @@ struct PlainQueryProducer {
 
     // A box of N rows has the latent panels that come together: all of them, or every other one.
     __device__ void load_even_query(const CUtensorMap* latent, const CUtensorMap* rope) {
-        load_query_panels([&](const WorkItem& item, const Barrier<0>& full, int tiles, auto where) {
+        load_query_panels([&](const WorkItem& item, int, const Barrier<0>& full, int tiles,
+                              auto where) {
             if ((threadIdx.x & 31) != 0) return;
             full.expect(tiles * L::kQueryPanelBytes);
             const int row = item.q_begin * p.heads + c.first_row(item);
@@ -94,7 +95,8 @@ struct PlainQueryProducer {
         // another one.
         uint32_t tails = 0;
         bool tail = false;
-        load_query_panels([&](const WorkItem& item, const Barrier<0>& full, int tiles, auto where) {
+        load_query_panels([&](const WorkItem& item, int hold, const Barrier<0>& full, int tiles,
+                              auto where) {
             const int first = c.first_row(item), valid = c.rows(item);
 #pragma unroll 1
             for (int tile = 0; tile < tiles; ++tile) {
@@ -121,7 +123,7 @@ struct PlainQueryProducer {
             }
             ptx::cp_async_wait_all();
             ptx::fence_proxy_async();
-            if (C::kHeldPanels > 0 && tiles == L::kQueryPanels) {
+            if (C::kHeldPanels > 0 && !hold) {
                 // This waits for a phase of tail_cleared. The stages of the next held queries may
                 // include the one in which the previous work item ended. They do not include the
                 // one in which the item before that ended, because the ring is too long. No later
