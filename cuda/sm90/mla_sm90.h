@@ -26,6 +26,9 @@ MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes
  * tiles of query rows of all requests, and one is added for each tile of query rows. This number is
  * less than 2^31.
  *
+ * The cache has values of q_dtype, or is of MLA_CACHE_FP8, or of MLA_CACHE_FP8_PER_TOKEN with any
+ * scales.
+ *
  * It also takes rows of (latent_dim, rope_dim) (512, 0), (256, 64) and (256, 32), of a cache of
  * q_dtype's values. Without a rotary part, q_rope and cache_rope are ignored. */
 MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream);

@@ -26,6 +26,19 @@ mod wgmma_mla_sparse {
     );
 }
 
+mod wgmma_mla_per_token {
+    use mla_kernels::backends::sm90::WgmmaMlaPerToken;
+
+    use crate::common::gpu;
+
+    mla_conformance::decode_conformance!(
+        #[ignore = "needs a Hopper GPU: \
+                    cargo test -r --features sm90 --test gpu -- --ignored conformance"]
+        WgmmaMlaPerToken,
+        gpu()
+    );
+}
+
 mod wgmma_mla_512_0 {
     use mla_kernels::backends::sm90::WgmmaMlaNarrow;
 

@@ -1,8 +1,8 @@
 //! Compares WGMMA_MLA on a Hopper GPU with the f64 reference, on more problems than the conformance
 //! tests, and as a raw call.
 
-use mla_conformance::{DecodeCase, Trial};
-use mla_kernels::backends::sm90::{WgmmaMla, WgmmaMlaNarrow};
+use mla_conformance::{DecodeCase, GroupScales, Trial};
+use mla_kernels::backends::sm90::{WgmmaMla, WgmmaMlaNarrow, WgmmaMlaPerToken};
 use mla_kernels::raw;
 use mla_runtime::backend::{DecodeBackend, LayerConfig, StepLimits};
 use mla_runtime::model::{DType, KvFormat, MlaDims};
@@ -36,8 +36,9 @@ fn case(heads: usize, requests: &[(usize, usize)]) -> DecodeCase {
 const NARROW: [[u32; 2]; 3] = [[512, 0], [256, 64], [256, 32]];
 
 fn check(name: &str, case: &DecodeCase) {
-    let checked = match case.problem.dims {
-        MlaDims::R1 => case.check::<WgmmaMla>(&gpu()),
+    let checked = match (case.problem.dims, case.problem.kv_format) {
+        (_, KvFormat::Fp8PerToken) => case.check::<WgmmaMlaPerToken>(&gpu()),
+        (MlaDims::R1, _) => case.check::<WgmmaMla>(&gpu()),
         _ => case.check::<WgmmaMlaNarrow>(&gpu()),
     };
     if let Err(failure) = checked {
@@ -174,6 +175,48 @@ fn e4m3_caches_agree_with_the_reference() {
         ("131072 tokens", &[(1, 131_072)]),
     ] {
         check(name, &fp8(DType::BF16, 64, case(16, requests)));
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
+fn caches_with_a_scale_for_each_token_agree_with_the_reference() {
+    let mut rng = rng(12);
+    let lens = [0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 191, 1000];
+    for heads in [1, 8, 9, 16, 20, 32, 40, 63, 64, 96, 128] {
+        let query = rng.random_range(1..=16);
+        let plain = |rng: &mut _, lens: &[usize]| {
+            let requests: Vec<_> = lens.iter().map(|&len| (query, len)).collect();
+            let mut case = case(heads, &requests);
+            case.problem.dtype = pick(rng, &[DType::F16, DType::BF16]);
+            case.problem.kv_format = KvFormat::Fp8PerToken;
+            case.problem.page_size = pick(rng, &[16, 48, 64, 128]);
+            case.trial = pick(rng, &[Trial::Repeated, Trial::ExactlyAligned]);
+            case
+        };
+        let name = format!("fp8_per_token, {heads} heads, {query} query tokens");
+        check(&name, &plain(&mut rng, &lens));
+        // Scales far apart, and all of the weight with the tokens of either scale. Each request has
+        // several KV tiles.
+        for far in [-10, -30, -60] {
+            for (low, high, lead) in [(far, 0, 0.0), (far, 0, 2.0), (0, far, 2.0)] {
+                let group_scales = Some(GroupScales {
+                    exponents: [[low; 4], [high; 4]],
+                    factor: 1.5,
+                    queries: 0,
+                    lead,
+                });
+                let case = plain(&mut rng, &[400, 90, 17]);
+                let name = format!("{name}, scales 2^{low} and 2^{high}, {lead}");
+                check(
+                    &name,
+                    &DecodeCase {
+                        group_scales,
+                        ..case
+                    },
+                );
+            }
+        }
     }
 }
 

@@ -11,14 +11,20 @@ mod wgmma_mla_sparse;
 use mla_runtime::backends;
 use mla_runtime::spec::{Capability, Run};
 pub use wgmma_attn::WgmmaAttn;
-pub use wgmma_mla::{WgmmaMla, WgmmaMlaNarrow};
+pub use wgmma_mla::{WgmmaMla, WgmmaMlaNarrow, WgmmaMlaPerToken};
 pub use wgmma_mla_sparse::WgmmaMlaSparse;
 
 /// Prepends this family's prefill backends to a list.
 pub(super) type Prefill<Rest> = backends![WgmmaAttn, ..Rest];
 
 /// Prepends this family's decode backends to a list.
-pub(super) type Decode<Rest> = backends![WgmmaMla, WgmmaMlaNarrow, WgmmaMlaSparse, ..Rest];
+pub(super) type Decode<Rest> = backends![
+    WgmmaMla,
+    WgmmaMlaNarrow,
+    WgmmaMlaPerToken,
+    WgmmaMlaSparse,
+    ..Rest
+];
 
 /// GPUs on which all tests of this family's backends passed, each with the latest commit.
 const RUN_ON: &[Run] = &[Run {

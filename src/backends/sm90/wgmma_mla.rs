@@ -1,5 +1,5 @@
-//! WGMMA_MLA, and its sibling for narrower rows: dense absorbed decode on Hopper GPUs, one launch
-//! per step.
+//! WGMMA_MLA, and its siblings for narrower rows and for rows with scales: dense absorbed decode on
+//! Hopper GPUs, one launch per step.
 //!
 //! `docs/kernels/decode.md` tells how the kernel works. It plans a step on the device, from the
 //! lengths there. A captured step can therefore be replayed with other lengths and pages in the
@@ -10,15 +10,16 @@ use mla_runtime::spec::Run;
 use super::RUN_ON;
 use crate::backends::template::dense_backend;
 
-// GPUs on which all tests of WGMMA_MLA_NARROW passed. On an H200 all but one did: the comparison of
-// random batches with f64 did not end within 490 s.
+// GPUs on which all tests of a backend passed. Of WGMMA_MLA_NARROW all but one did on an H200: the
+// comparison of random batches with f64 did not end within 490 s.
 const NOT_YET: &[Run] = &[];
 
 // A backend of this kernel: the caches and rows that it takes together, and where it has run.
 macro_rules! hopper_backend {
     (
         $(#[$about:meta])*
-        $backend:ident, name = $name:tt, run_on = $run_on:tt, kv = $kv:tt, cache_dims = $rows:tt
+        $backend:ident, name = $name:tt, run_on = $run_on:tt, kv = $kv:tt, cache_dims = $rows:tt,
+        features = $features:tt
     ) => {
         dense_backend! {
             $(#[$about])*
@@ -40,7 +41,7 @@ macro_rules! hopper_backend {
             alignment = 16,
             graphs = "always",
             dependent_launch = true,
-            features = "deterministic,nan_propagation,strided_outputs,split_cache,non_causal",
+            features = $features,
             priority = "100"
         }
     };
@@ -56,7 +57,8 @@ hopper_backend! {
     name = "WGMMA_MLA",
     run_on = RUN_ON,
     kv = "f16,bf16,fp8",
-    cache_dims = "(512,64)"
+    cache_dims = "(512,64)",
+    features = "deterministic,nan_propagation,strided_outputs,split_cache,non_causal"
 }
 
 hopper_backend! {
@@ -66,5 +68,17 @@ hopper_backend! {
     name = "WGMMA_MLA_NARROW",
     run_on = NOT_YET,
     kv = "f16,bf16",
-    cache_dims = "(512,0)|(256,64)|(256,32)"
+    cache_dims = "(512,0)|(256,64)|(256,32)",
+    features = "deterministic,nan_propagation,strided_outputs,split_cache,non_causal"
+}
+
+hopper_backend! {
+    /// Dense absorbed decode like `WgmmaMla`, for caches of `fp8_per_token` with any scales. The
+    /// row pitch is a multiple of 16 bytes, at least 656.
+    WgmmaMlaPerToken,
+    name = "WGMMA_MLA_PER_TOKEN",
+    run_on = NOT_YET,
+    kv = "fp8_per_token",
+    cache_dims = "(512,64)",
+    features = "deterministic,nan_propagation,strided_outputs,non_causal"
 }

@@ -23,7 +23,7 @@ mod sparse;
 mod two_gpus;
 
 use mla_kernels::Cuda;
-use mla_kernels::backends::sm90::{WgmmaAttn, WgmmaMla, WgmmaMlaNarrow};
+use mla_kernels::backends::sm90::{WgmmaAttn, WgmmaMla, WgmmaMlaNarrow, WgmmaMlaPerToken};
 use mla_runtime::backend::{DecodeBackend, DecodeStage, PrefillBackend, PrefillStage, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
@@ -105,18 +105,43 @@ fn a_mixed_batch_agrees_with_the_cpu() {
     }
 }
 
-/// Runs a layer of MiniCPM3, whose heads the prefill kernels take, too.
+/// Runs layers of MiniCPM3, Mistral-Small-4 and GLM-5.3-Flash, whose heads the prefill kernels
+/// take, too.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn a_mixed_batch_of_narrow_rows_agrees_with_the_cpu() {
     let gpu = &*gpu();
-    for split_cache in [false, true] {
+    for (latent, head, heads) in [
+        (256, HeadDims::new(64, 32, 64), 40),
+        (256, HeadDims::new(64, 64, 128), 32),
+        (512, HeadDims::new(256, 0, 256), 8),
+    ] {
+        for split_cache in [false, true] {
+            let case = Case {
+                dims: MlaDims::new(latent, head),
+                // Without rotary keys, there is nothing to split off.
+                split_cache: split_cache && head.rope > 0,
+                ..Case::new(heads, MIXED)
+            };
+            let layer: MlaLayer<WgmmaAttn, WgmmaMlaNarrow> =
+                MlaLayer::of(gpu, &case.config()).unwrap();
+            println!("{:?}", agrees(&layer, &case));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
+fn a_mixed_batch_with_a_scale_for_each_token_agrees_with_the_cpu() {
+    let gpu = &*gpu();
+    for (heads, dtype) in [(16, DType::BF16), (128, DType::F16)] {
         let case = Case {
-            dims: MlaDims::new(256, HeadDims::new(64, 32, 64)),
-            split_cache,
-            ..Case::new(40, MIXED)
+            dtype,
+            kv_format: KvFormat::Fp8PerToken,
+            ..Case::new(heads, MIXED)
         };
-        let layer: MlaLayer<WgmmaAttn, WgmmaMlaNarrow> = MlaLayer::of(gpu, &case.config()).unwrap();
+        let layer: MlaLayer<WgmmaAttn, WgmmaMlaPerToken> =
+            MlaLayer::of(gpu, &case.config()).unwrap();
         println!("{:?}", agrees(&layer, &case));
     }
 }

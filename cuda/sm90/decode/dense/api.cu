@@ -11,8 +11,8 @@ namespace mla::sm90::decode {
 namespace {
 
 // Ways in which this kernel reads a cache of a format: not at all, as values of the queries' type,
-// or as e4m3.
-enum class Cache { refused, values, e4m3 };
+// as e4m3 with one scale, or as e4m3 with a scale for each token.
+enum class Cache { refused, values, e4m3, token_scales };
 
 Cache cache_of(const MlaDecodeParams& p) {
     // The switch has no default, so a new format is an error of the compiler here, too.
@@ -20,11 +20,16 @@ Cache cache_of(const MlaDecodeParams& p) {
         case MLA_CACHE_BF16: return p.q_dtype == MLA_DTYPE_BF16 ? Cache::values : Cache::refused;
         case MLA_CACHE_F16: return p.q_dtype == MLA_DTYPE_F16 ? Cache::values : Cache::refused;
         case MLA_CACHE_FP8: return Cache::e4m3;
+        case MLA_CACHE_FP8_PER_TOKEN: return Cache::token_scales;
         case MLA_CACHE_F32:
-        case MLA_CACHE_FP8_DS_MLA:
-        case MLA_CACHE_FP8_PER_TOKEN: break;
+        case MLA_CACHE_FP8_DS_MLA: break;
     }
     return Cache::refused;
+}
+
+// True if the cache's latents are of e4m3. Its strides are then in bytes.
+bool is_e4m3(const MlaDecodeParams& p) {
+    return cache_of(p) == Cache::e4m3 || cache_of(p) == Cache::token_scales;
 }
 
 // Requests with room for at most this number of tokens are short. With more than 64 rows, holding
@@ -68,7 +73,8 @@ static_assert(group_ctas_of(10, 8192) == 2 && group_ctas_of(11, 8192) == 11);
 Shape shape_of(const MlaDecodeParams& p) {
     const int rows = p.query_len * p.heads;
     Shape shape;
-    shape.fp8 = cache_of(p) == Cache::e4m3;
+    shape.fp8 = is_e4m3(p);
+    shape.by_token = cache_of(p) == Cache::token_scales;
     shape.rows = rows <= 8 && !shape.fp8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
     const int64_t max_tokens = int64_t(p.max_pages) * p.page_size;
     const int row_tiles = (rows + 63) / 64;
@@ -115,8 +121,12 @@ Element query_element(const MlaDecodeParams& p) {
 }
 
 Element cache_element(const MlaDecodeParams& p) {
-    return cache_of(p) == Cache::e4m3 ? Element{CU_TENSOR_MAP_DATA_TYPE_UINT8, 1}
-                                      : query_element(p);
+    return is_e4m3(p) ? Element{CU_TENSOR_MAP_DATA_TYPE_UINT8, 1} : query_element(p);
+}
+
+// Bytes of a row of the cache.
+int64_t row_bytes(const MlaDecodeParams& p) {
+    return row_shape(p.cache_format, p.latent_dim, p.rope_dim).bytes;
 }
 
 // True if a group does several query tiles of a request, one after the other, and therefore reads
@@ -135,10 +145,9 @@ static_assert(reads_again(2, 66 / 128) && !reads_again(2, 66 / 48) && !reads_aga
 int evict_first_kv_tiles(const MlaDecodeParams& p, const Estimate& estimate,
                          const DeviceFacts& facts) {
     if (reads_again(estimate.tiles_of_request, estimate.groups_of_tile)) return 0;
-    const int64_t row = p.latent_dim + p.rope_dim,
-                  token_bytes = row * int64_t(cache_element(p).bytes),
-                  row_bytes = (row + p.latent_dim) * 2;
-    if (p.tokens * p.heads * row_bytes >
+    const int64_t token_bytes = row_bytes(p), query_bytes = (p.latent_dim + p.rope_dim) * 2,
+                  out_bytes = p.latent_dim * 2;
+    if (p.tokens * p.heads * (query_bytes + out_bytes) >
         p.requests * int64_t(p.max_pages) * p.page_size * token_bytes)
         return 0;
     return int(facts.l2_bytes / 2 * 9 / (kTileTokens * token_bytes));
@@ -175,10 +184,10 @@ MlaStatus check_shape(const MlaDecodeParams& p) {
     if (p.q_dtype != MLA_DTYPE_BF16 && p.q_dtype != MLA_DTYPE_F16)
         return refuse("q_dtype", p.q_dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)");
     if (cache_of(p) == Cache::refused)
-        return refuse(
-            "cache_format", p.cache_format,
-            "MLA_CACHE_BF16 (2) or MLA_CACHE_F16 (1) as q_dtype is, or MLA_CACHE_FP8 (3)");
-    if (cache_of(p) == Cache::e4m3 && (p.latent_dim != 512 || p.rope_dim != 64))
+        return refuse("cache_format", p.cache_format,
+                      "MLA_CACHE_BF16 (2) or MLA_CACHE_F16 (1) as q_dtype is, MLA_CACHE_FP8 (3) or "
+                      "MLA_CACHE_FP8_PER_TOKEN (5)");
+    if (is_e4m3(p) && (p.latent_dim != 512 || p.rope_dim != 64))
         return refuse("cache_format", p.cache_format,
                       "the format of q_dtype, since rows are not of 512 and 64 values");
     return ok();
@@ -224,7 +233,7 @@ constexpr const char* kBelowLimit = "less than 2^39";
 MlaStatus check_tensors(const MlaDecodeParams& p) {
     const int64_t element = cache_element(p).bytes, cache_quantum = 16 / element;
     const bool one_row = is_one_row(p, p.latent_dim * element);
-    const int64_t row = one_row ? p.latent_dim + p.rope_dim : p.latent_dim;
+    const int64_t row = one_row ? row_bytes(p) / element : p.latent_dim;
     const struct {
         const void* pointer;
         const char* name;
@@ -261,6 +270,9 @@ MlaStatus check_tensors(const MlaDecodeParams& p) {
             return refuse(s.name, s.stride, s.min == 0 ? "0 or more" : "at least the row's values");
         if (s.stride >= kStrideLimit) return refuse(s.name, s.stride, kBelowLimit);
     }
+    if (cache_of(p) == Cache::token_scales && !one_row)
+        return refuse("cache_rope", address(p.cache_rope),
+                      "behind the latent, at the strides of the rows");
     return ok();
 }
 
@@ -304,23 +316,27 @@ MlaStatus describe(CUtensorMap& map, Element element, int rank, const void* base
     EncodeTiled encode;
     const MlaStatus s = encode_tiled(encode);
     if (s.code != MLA_OK) return s;
-    // Rows of a tile have 128 bytes, or 64.
-    const bool narrow = box[0] * element.bytes == 64;
+    // Rows of a tile have 128 bytes, or 64, or the 16 that hold a scale.
+    const cuuint64_t bytes = box[0] * element.bytes;
+    const CUtensorMapSwizzle swizzle = bytes == 16   ? CU_TENSOR_MAP_SWIZZLE_NONE
+                                       : bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                     : CU_TENSOR_MAP_SWIZZLE_128B;
     const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
     const CUresult r =
         encode(&map, element.type, rank, const_cast<void*>(base), sizes, strides, box, steps,
-               CU_TENSOR_MAP_INTERLEAVE_NONE,
-               narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS)
         return {MLA_CUDA_ERROR, int32_t(r), "cuTensorMapEncodeTiled", int64_t(r), "success"};
     return ok();
 }
 
-// Rows of `width` values of a cache.
+// Rows of `width` values of a cache, of which up to `box_width` are copied together. Strides are in
+// bytes.
 struct CacheRows {
+    Element element;
     const void* base;
-    int width;
+    int width, box_width;
     int64_t slot_stride, page_stride;
 };
 
@@ -328,10 +344,9 @@ MlaStatus describe_cache(const MlaDecodeParams& p, const CacheRows& rows, int bo
                          CUtensorMap& map) {
     const cuuint64_t sizes[3] = {cuuint64_t(rows.width), cuuint64_t(p.page_size),
                                  cuuint64_t(p.pages)};
-    const cuuint64_t element = cache_element(p).bytes;
-    const cuuint64_t strides[2] = {rows.slot_stride * element, rows.page_stride * element};
-    const cuuint32_t box[3] = {64, cuuint32_t(box_tokens), 1};
-    return describe(map, cache_element(p), 3, rows.base, sizes, strides, box);
+    const cuuint64_t strides[2] = {cuuint64_t(rows.slot_stride), cuuint64_t(rows.page_stride)};
+    const cuuint32_t box[3] = {cuuint32_t(rows.box_width), cuuint32_t(box_tokens), 1};
+    return describe(map, rows.element, 3, rows.base, sizes, strides, box);
 }
 
 // Describes the latent values alone, as pairs of 64 values. `pairs` pairs are copied together.
@@ -406,7 +421,7 @@ KernelParams kernel_params(const MlaDecodeParams& p, const Shape& shape, const D
     k.tile_cost = kTileCost;
     k.patience = p.split_patience == 0 ? kDefaultPatience : p.split_patience;
     k.estimate = estimate_of(p, shape, groups_of(facts.multiprocessors, shape.group_ctas));
-    const float cache_scale = shape.fp8 ? p.cache_scale : 1.f;
+    const float cache_scale = cache_of(p) == Cache::e4m3 ? p.cache_scale : 1.f;
     k.scale_log2 = p.softmax_scale * cache_scale * 1.44269504088896340736f;
     k.out_scale = cache_scale;
     k.evict_first_kv_tiles = evict_first_kv_tiles(p, k.estimate, facts);
@@ -421,11 +436,26 @@ KernelParams kernel_params(const MlaDecodeParams& p, const Shape& shape, const D
 // e4m3, queries are always copied row by row.
 MlaStatus describe_tensors(const MlaDecodeParams& p, const Shape& shape, const KernelParams& k,
                            TensorMaps& maps) {
-    const CacheRows latents = {p.cache, p.latent_dim, p.cache_slot_stride, p.cache_page_stride},
-                    rope = {p.cache_rope, p.rope_dim, p.cache_rope_slot_stride,
-                            p.cache_rope_page_stride};
+    const Element element = cache_element(p);
+    const int64_t bytes = element.bytes, slot = p.cache_slot_stride * bytes,
+                  page = p.cache_page_stride * bytes;
+    CacheRows rope = {element,
+                      p.cache_rope,
+                      p.rope_dim,
+                      64,
+                      p.cache_rope_slot_stride * bytes,
+                      p.cache_rope_page_stride * bytes};
+    CacheRows first = {element, p.cache, p.latent_dim, 64, slot, page};
+    if (shape.by_token) {
+        using Row = Row<MLA_CACHE_FP8_PER_TOKEN>;
+        rope.element = {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2};
+        const char* scales =
+            static_cast<const char*>(p.cache) + Row::scale_offset(p.latent_dim, p.rope_dim);
+        first = {{CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4}, scales, 4, 4, slot, page};
+    }
     MlaStatus s = p.rope_dim > 0 ? describe_cache(p, rope, k.run, maps.cache_rope) : ok();
-    if (s.code == MLA_OK && !shape.fp8) s = describe_cache(p, latents, k.run, maps.cache);
+    if (s.code == MLA_OK && (!shape.fp8 || shape.by_token))
+        s = describe_cache(p, first, k.run, maps.cache);
     if (s.code != MLA_OK) return s;
     s = shape.fp8 ? describe_cache_groups(p, k.run, maps.cache_pairs)
                   : describe_cache_pairs(p, k.run, shape.by_rows ? 2 : 1, maps.cache_pairs);
@@ -440,6 +470,7 @@ MlaStatus describe_tensors(const MlaDecodeParams& p, const Shape& shape, const K
 template <typename T>
 cudaError_t launch_dtype(const MlaDecodeParams& p, const Launch& l, const KernelParams& k,
                          const TensorMaps& maps) {
+    if (l.shape.by_token) return launch_token_scales<T>(l, k, maps);
     if (p.latent_dim == 512)
         return p.rope_dim > 0 ? launch_rows<T, RowDims<512, 64>>(l, k, maps)
                               : launch_rows<T, RowDims<512, 0>>(l, k, maps);

@@ -69,21 +69,21 @@ struct PlainConfig {
                   "the output could miss a phase");
 };
 
-// The config for a cache of e4m3 with one scale, whatever the queries' type.
-template <typename Element, int rows, int group_ctas>
-struct Fp8Config {
+// The config for a cache of e4m3, whatever the queries' type. `Self` is the config itself.
+template <class Self, typename Element, int rows, int group_ctas, class Scales>
+struct QuantisedConfig {
     using T = Element;
     using Dims = R1Row;
     static constexpr int N = rows, kGroupCtas = group_ctas;
-    using L = Fp8Layout<N>;
+    using L = Fp8Layout<N, Scales>;
     using Control = typename L::Control;
     using LatentState = PipelineState<L::kLatentStages>;
     using Fragments = Fp8Fragments;
 
-    using CacheProducer = Fp8CacheProducer<Fp8Config>;
-    using QueryProducer = Fp8QueryProducer<Fp8Config>;
-    using Scores = Fp8Scores<Fp8Config>;
-    using Output = Fp8Output<Fp8Config>;
+    using CacheProducer = Fp8CacheProducer<Self>;
+    using QueryProducer = Fp8QueryProducer<Self>;
+    using Scores = Fp8Scores<Self>;
+    using Output = Fp8Output<Self>;
 
     static constexpr int kScoreGroups = L::kScoreGroups, kScoreThreads = 128 * kScoreGroups;
     static constexpr int kThreads = 384 + kScoreThreads;
@@ -93,5 +93,15 @@ struct Fp8Config {
     static_assert(kLoadRegisters + kScoreGroups * kScoreRegisters + 2 * kOutputRegisters <=
                   (3 + kScoreGroups) * even_registers(kThreads));
 };
+
+// With one scale for the whole cache.
+template <typename Element, int rows, int group_ctas>
+struct Fp8Config : QuantisedConfig<Fp8Config<Element, rows, group_ctas>, Element, rows, group_ctas,
+                                   TensorScale> {};
+
+// With a scale for each token, and rotary keys of bf16.
+template <typename Element, int rows, int group_ctas>
+struct TokenScalesConfig : QuantisedConfig<TokenScalesConfig<Element, rows, group_ctas>, Element,
+                                           rows, group_ctas, TokenScales> {};
 
 }  // namespace mla::sm90::decode

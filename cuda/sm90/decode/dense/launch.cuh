@@ -16,6 +16,7 @@ struct Shape {
     int rows;        // N
     int group_ctas;  // CTAs for different rows of the same query tile
     bool fp8;        // the cache is e4m3
+    bool by_token;   // each token of e4m3 has a scale
     bool by_rows;    // PlainConfig::kByRows
 };
 
@@ -59,21 +60,32 @@ cudaError_t launch(const Launch& l, const KernelParams& p, const TensorMaps& map
 
 // There is a kernel for each number of rows. With an e4m3 cache, fewer than 16 rows are padded to
 // 16, because with 8 rows the conversions would take the same time.
+template <template <typename, int, int> class Config, typename T>
+cudaError_t launch_quantised(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
+    const int group_ctas = l.shape.group_ctas;
+    switch (l.shape.rows) {
+        case 16: return launch<Config<T, 16, 1>>(l, p, maps);
+        case 32: return launch<Config<T, 32, 1>>(l, p, maps);
+        default:
+            return group_ctas == 1   ? launch<Config<T, 64, 1>>(l, p, maps)
+                   : group_ctas == 2 ? launch<Config<T, 64, 2>>(l, p, maps)
+                                     : launch<Config<T, 64, kAnyGroup>>(l, p, maps);
+    }
+}
+
+// Caches of e4m3 with a scale for each token.
+template <typename T>
+cudaError_t launch_token_scales(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
+    return launch_quantised<TokenScalesConfig, T>(l, p, maps);
+}
+
+// All other caches.
 template <typename T, class Dims>
 cudaError_t launch_rows(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
     const int group_ctas = l.shape.group_ctas;
     // Groups of one or two CTAs have kernels of their own; all others share one.
     if constexpr (std::is_same_v<Dims, R1Row>) {
-        if (l.shape.fp8) {
-            switch (l.shape.rows) {
-                case 16: return launch<Fp8Config<T, 16, 1>>(l, p, maps);
-                case 32: return launch<Fp8Config<T, 32, 1>>(l, p, maps);
-                default:
-                    return group_ctas == 1   ? launch<Fp8Config<T, 64, 1>>(l, p, maps)
-                           : group_ctas == 2 ? launch<Fp8Config<T, 64, 2>>(l, p, maps)
-                                             : launch<Fp8Config<T, 64, kAnyGroup>>(l, p, maps);
-            }
-        }
+        if (l.shape.fp8) return launch_quantised<Fp8Config, T>(l, p, maps);
     }
     switch (l.shape.rows) {
         case 8: return launch<PlainConfig<T, Dims, 8, 1>>(l, p, maps);
@@ -97,5 +109,9 @@ MLA_DECODE_DECLARE(512, 0)
 MLA_DECODE_DECLARE(256, 64)
 MLA_DECODE_DECLARE(256, 32)
 #undef MLA_DECODE_DECLARE
+extern template cudaError_t launch_token_scales<__nv_bfloat16>(const Launch&, const KernelParams&,
+                                                               const TensorMaps&);
+extern template cudaError_t launch_token_scales<__half>(const Launch&, const KernelParams&,
+                                                        const TensorMaps&);
 
 }  // namespace mla::sm90::decode

@@ -86,7 +86,8 @@ struct KernelParams {
 
 struct TensorMaps {
     // Latent values of 16 bits: [pages][page_size][latent], boxes of 64 values by a run of tokens.
-    // Unused for e4m3.
+    // Unused for e4m3 with one scale. If the tokens of e4m3 have scales of their own, these are
+    // described instead: [pages][page_size][4] f32, of which the first is the scale.
     CUtensorMap cache;
     // [pages][page_size][rope], in boxes of 64 values by a run of tokens. If a row has fewer rotary
     // values, TMA fills the rest with zeros.

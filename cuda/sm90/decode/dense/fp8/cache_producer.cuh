@@ -20,6 +20,8 @@ struct Fp8CacheProducer {
     __device__ void prefetch_descriptors(const TensorMaps& maps, int lane) const {
         if (lane == 0) ptx::prefetch_tensormap(&maps.cache_rope);
         if (lane == 1) ptx::prefetch_tensormap(&maps.cache_pairs);
+        if constexpr (L::kTokenScales)
+            if (lane == 2) ptx::prefetch_tensormap(&maps.cache);
     }
 
     __device__ void prefetch_kv_tile(const TensorMaps& maps, PagePosition kv_tile) const {
@@ -49,6 +51,9 @@ struct Fp8CacheProducer {
                                               0, page[0]);
                     ptx::cp_async_bulk_tensor(&maps.cache_rope, rope, full, policy, 0, first[0],
                                               page[0]);
+                    if constexpr (L::kTokenScales)
+                        ptx::cp_async_bulk_tensor(&maps.cache, stage + L::kScalesOffset, full,
+                                                  policy, 0, first[0], page[0]);
                 } else {
 #pragma unroll 1
                     for (int i = 0; i < 4; ++i) {
@@ -66,8 +71,12 @@ struct Fp8CacheProducer {
                             ptx::cp_async_bulk_tensor(&maps.cache_pairs,
                                                       stage + group * L::kGroupBytes + i * 2048,
                                                       full, policy, 0, f, group, z);
-                        ptx::cp_async_bulk_tensor(&maps.cache_rope, rope + i * 1024, full, policy,
-                                                  0, f, z);
+                        ptx::cp_async_bulk_tensor(&maps.cache_rope, rope + i * 16 * L::kRopeBytes,
+                                                  full, policy, 0, f, z);
+                        if constexpr (L::kTokenScales)
+                            ptx::cp_async_bulk_tensor(
+                                &maps.cache, stage + L::kScalesOffset + i * 16 * L::kScaleBytes,
+                                full, policy, 0, f, z);
                     }
                 }
                 ring.advance(1);

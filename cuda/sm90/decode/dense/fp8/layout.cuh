@@ -3,23 +3,40 @@
 //
 //   [nine query panels][two probability stages][ring: stages of a whole KV tile][Control]
 //
-// A stage holds a KV tile: four groups of 128 latent values of 64 tokens, then the rope values.
+// A stage holds a KV tile: four groups of 128 latent values of 64 tokens, then the rope values, and
+// then the tokens' scales, if they have scales of their own.
 #pragma once
 
 #include "../shared_memory.cuh"
 
 namespace mla::sm90::decode {
 
-template <int N>
+// Bytes of a row behind its latent: its rotary key, and the bytes that hold its scale.
+//
+// A cache with one scale, whose rotary keys are of e4m3, too.
+struct TensorScale {
+    static constexpr int kRopeBytes = R1Row::kRope, kScaleBytes = 0;
+};
+
+// A cache whose tokens have scales, and rotary keys of bf16. TMA copies no fewer than 16 bytes of a
+// row. The scale is the first four of them.
+struct TokenScales {
+    static constexpr int kRopeBytes = 2 * R1Row::kRope, kScaleBytes = 16;
+};
+
+template <int N, class Scales = TensorScale>
 struct Fp8Layout {
     static constexpr int kLatent = R1Row::kLatent;
-    static constexpr int kKvTileBytes = kTileTokens * (kLatent + R1Row::kRope);
+    static constexpr int kRopeBytes = Scales::kRopeBytes, kScaleBytes = Scales::kScaleBytes;
+    static constexpr bool kTokenScales = kScaleBytes > 0;
+    static constexpr int kKvTileBytes = kTileTokens * (kLatent + kRopeBytes + kScaleBytes);
     static constexpr int kQueryPanels = 9;
     static constexpr int kQueryPanelBytes = N * 128;
     static constexpr int kQueryBytes = kQueryPanels * kQueryPanelBytes;
     static constexpr int kGroupBytes = kTileTokens * 128, kLatentBytes = kTileTokens * kLatent;
+    static constexpr int kScalesOffset = kLatentBytes + kTileTokens * kRopeBytes;
     static constexpr int kLatentStageBytes = kKvTileBytes;
-    static constexpr int kLatentStages = N == 64 ? 3 : N == 32 ? 4 : 5;
+    static constexpr int kLatentStages = N == 64 ? 3 : N == 32 || kTokenScales ? 4 : 5;
     // Number of stages in flight. With 32 rows the MMAs bound the kernel, so tokens should arrive
     // early; otherwise memory is faster with few requests at a time.
     static constexpr int kStagesInFlight = N == 32 ? kLatentStages : 2;

@@ -28,6 +28,12 @@
 // in f16. Probabilities reach 2^7 when the reference is set, and up to 2^15 before it is raised.
 // All warps vote on raising it. Maxima are compared between lanes and warps only if it has to be
 // raised.
+//
+// If each token has a scale, the products with its latent are multiplied by it before those with
+// its rotary key, of bf16, are added. The output needs the product of a token's probability and
+// its scale, s. The logarithm of |s| is therefore added to scores. References are maxima of these
+// sums, so the products fit f16 for any scales. The softmax's own sums take probabilities divided
+// by |s|, in f32, whose range is enough.
 #pragma once
 
 #include "../../../../common/finite.cuh"
@@ -79,7 +85,8 @@ struct Fp8Scores {
             } else {
                 s.queries_ready.wait(queue.count & 1);
             }
-            const float scale = query_scale();
+            // Factor of scores that are not in units of log2 yet.
+            const float scale = L::kTokenScales ? 1.f : query_scale();
             float maximum[N / 4], sum[N / 4];
 #pragma unroll
             for (int i = 0; i < N / 4; ++i) {
@@ -96,6 +103,8 @@ struct Fp8Scores {
                 // before this one, and this group has waited for them.
                 s.latent_full[ring.stage].wait(ring.phase);
                 multiply(d, c.latent_stage(ring.stage), latent_from, rope_from);
+                if constexpr (L::kTokenScales)
+                    multiply_rope(d, c.latent_stage(ring.stage), latent_from, token);
                 // True if a token that only later query tokens see has a NaN. The scores of this
                 // token are then NaN in every row, even in rows that may not see it. One of a
                 // lane's rows is therefore enough to find it.
@@ -113,6 +122,18 @@ struct Fp8Scores {
                                                    token_of(row, p.inverse_heads) + 1);
                         if (column >= limit) d[at_column(i)] = -INFINITY;
                         if (column + 8 >= limit) d[at_column(i) + 2] = -INFINITY;
+                    }
+                }
+                TokenFactors factors[L::kTokenScales ? 2 : 1];
+                if constexpr (L::kTokenScales) {
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) {
+                        factors[e] = factors_of(c.latent_stage(ring.stage), token + 8 * e);
+#pragma unroll
+                        for (int i = 0; i < N / 4; ++i) {
+                            float& x = d[at_column(i) + 2 * e];
+                            x = fmaf(x, p.scale_log2, factors[e].log2_scale);
+                        }
                     }
                 }
                 // The stages of the probabilities alternate, as the groups do. A group therefore
@@ -136,7 +157,10 @@ struct Fp8Scores {
                 if (raise) raise_maxima(d, maximum, sum, scale, stage, group, warp, lane);
                 if (thread == 0) s.any_factor[stage] = raise;
                 if constexpr (C::kScoreGroups == 2) s.maxima_published[group].arrive();
-                exponentials(d, maximum, sum, scale);
+                if constexpr (L::kTokenScales)
+                    scaled_exponentials(d, maximum, sum, factors);
+                else
+                    exponentials(d, maximum, sum, scale);
                 store_probabilities(d, probabilities(stage), warp, lane);
                 ptx::fence_proxy_async();
                 __syncwarp();
@@ -188,6 +212,45 @@ struct Fp8Scores {
             x = ptx::ex2_approx(fmaf(x, scale, -offset));
             y = ptx::ex2_approx(fmaf(y, scale, -offset));
             sum[i] += x + y;
+        }
+    }
+
+    // The terms that a token's scale adds to its scores and probabilities.
+    struct TokenFactors {
+        float log2_scale, inverse;
+        uint32_t sign;
+    };
+
+    // A scale below 2^-80 counts as one of 2^-80 in the softmax, so that sums stay finite. The
+    // token's values are then multiplied by 2^-80 instead. The scale of a token that no row sees
+    // may be NaN, but the terms are finite.
+    __device__ __forceinline__ static TokenFactors factors_of(uint32_t stage, int token) {
+        const float scale = token_scale(stage, token),
+                    magnitude = fminf(fmaxf(fabsf(scale), 0x1p-80f), 0x1p125f);
+        return {ptx::lg2_approx(magnitude), ptx::rcp_approx(magnitude),
+                __float_as_uint(scale) & 0x80000000};
+    }
+
+    __device__ __forceinline__ static float token_scale(uint32_t stage, int token) {
+        return ptx::ld_shared_f32(stage + L::kScalesOffset + token * L::kScaleBytes);
+    }
+
+    // Turns scores into products of probabilities and the tokens' scales. Adds the probabilities
+    // to their rows' sums.
+    __device__ __forceinline__ static void scaled_exponentials(float (&d)[N / 2],
+                                                               const float (&maximum)[N / 4],
+                                                               float (&sum)[N / 4],
+                                                               const TokenFactors (&factors)[2]) {
+#pragma unroll
+        for (int i = 0; i < N / 4; ++i) {
+            const float offset = offset_of(maximum[i]);
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                float& x = d[at_column(i) + 2 * e];
+                x = ptx::ex2_approx(x - offset);
+                sum[i] = fmaf(x, factors[e].inverse, sum[i]);
+                x = __uint_as_float(__float_as_uint(x) ^ factors[e].sign);
+            }
         }
     }
 
@@ -265,7 +328,7 @@ struct Fp8Scores {
             sync_group(0);
             uint32_t top = 0;
 #pragma unroll 4
-            for (int i = thread; i < L::kQueryBytes / 16; i += 128) {
+            for (int i = thread; i < kScaledBytes / 16; i += 128) {
                 const uint4 v = ptx::ld_shared_v4(c.base + i * 16);
                 top = raise_magnitude(
                     raise_magnitude(raise_magnitude(raise_magnitude(top, v.x), v.y), v.z), v.w);
@@ -275,7 +338,7 @@ struct Fp8Scores {
             sync_group(0);
             const float factor = __int_as_float((127 + query_shift()) << 23);
 #pragma unroll 4
-            for (int i = thread; i < L::kQueryBytes / 16; i += 128) {
+            for (int i = thread; i < kScaledBytes / 16; i += 128) {
                 const uint4 v = ptx::ld_shared_v4(c.base + i * 16);
                 ptx::st_shared_v4(c.base + i * 16,
                                   make_uint4(scaled(v.x, factor), scaled(v.y, factor),
@@ -296,8 +359,14 @@ struct Fp8Scores {
 
     // The factor that brings scores to units of log2, once the queries are there.
     __device__ float query_scale() const {
-        if constexpr (kScaled) return p.scale_log2 * __int_as_float((127 - query_shift()) << 23);
+        if constexpr (kScaled) return p.scale_log2 * unshift();
         return p.scale_log2;
+    }
+
+    // The factor that takes the queries' power of two back.
+    __device__ float unshift() const {
+        if constexpr (kScaled) return __int_as_float((127 - query_shift()) << 23);
+        return 1.f;
     }
 
     // Two values of bf16, multiplied, as f16.
@@ -339,7 +408,7 @@ struct Fp8Scores {
     __device__ static constexpr int at_column(int i) { return 4 * (i >> 1) + (i & 1); }
 
     // d = K Q^T for a KV tile. A step takes 64 values: 16 bytes of each of the lane's two
-    // tokens.
+    // tokens. If tokens have scales, only latent values are multiplied here.
     __device__ void multiply(float (&d)[N / 2], uint32_t stage, uint32_t latent_from,
                              uint32_t rope_from) const {
         struct Words {
@@ -359,9 +428,9 @@ struct Fp8Scores {
         uint32_t a[buffers][4];
         Words words = load(0);
 #pragma unroll
-        for (int step = 0; step < 9; ++step) {
+        for (int step = 0; step < kSteps; ++step) {
             Words following = words;
-            if (step < 8) following = load(step + 1);
+            if (step < kSteps - 1) following = load(step + 1);
             const uint32_t low[4] = {words.low.x, words.low.y, words.low.z, words.low.w};
             const uint32_t high[4] = {words.high.x, words.high.y, words.high.z, words.high.w};
             const uint64_t b = ptx::wgmma_descriptor(c.base + step * L::kQueryPanelBytes);
@@ -380,6 +449,39 @@ struct Fp8Scores {
                 ptx::wgmma_commit_group();
             }
             words = following;
+        }
+        ptx::wgmma_wait_group<0>();
+    }
+
+    // d = s d + K Q^T for the rotary keys of a KV tile, of bf16. A lane has 32 bytes of each of its
+    // two tokens. Queries of f16 are multiplied by keys that are converted to f16.
+    __device__ void multiply_rope(float (&d)[N / 2], uint32_t stage, uint32_t latent_from,
+                                  int token) const {
+        const float scale[2] = {token_scale(stage, token) * unshift(),
+                                token_scale(stage, token + 8) * unshift()};
+#pragma unroll
+        for (int i = 0; i < N / 4; ++i) {
+            d[at_column(i)] *= scale[0];
+            d[at_column(i) + 2] *= scale[1];
+        }
+        const uint64_t b = ptx::wgmma_descriptor(c.base + 8 * L::kQueryPanelBytes);
+        uint32_t a[4][4];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const uint32_t from = stage + L::kLatentBytes + (latent_from ^ (half << 4));
+            const uint4 low = ptx::ld_shared_v4(from), high = ptx::ld_shared_v4(from + 1024);
+            const uint32_t words[2][4] = {{low.x, high.x, low.y, high.y},
+                                          {low.z, high.z, low.w, high.w}};
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                uint32_t* own = a[2 * half + i];
+#pragma unroll
+                for (int word = 0; word < 4; ++word)
+                    own[word] = kScaled ? words[i][word] : scaled(words[i][word], 1.f);
+                ptx::wgmma_fence();
+                ptx::WgmmaFromRegisters<T, N>::run(d, own, b + 2 * (2 * half + i), 1);
+                ptx::wgmma_commit_group();
+            }
         }
         ptx::wgmma_wait_group<0>();
     }
@@ -484,6 +586,9 @@ struct Fp8Scores {
     }
 
     static constexpr bool kScaled = std::is_same_v<T, __nv_bfloat16>;
+    // Steps of 64 values that are multiplied as f16, and the bytes of their queries.
+    static constexpr int kSteps = L::kTokenScales ? 8 : 9,
+                         kScaledBytes = kSteps * L::kQueryPanelBytes;
 };
 
 }  // namespace mla::sm90::decode
