@@ -18,9 +18,9 @@ use {
 ///
 /// Each query token attends to the cache rows in its list of slots. There may be 1 to 128 heads,
 /// without padding. Lists have up to 8192 slots, any of which may be invalid. Pages have any size.
-/// Caches have the queries' dtype, e4m3 with one scale, or `fp8_ds_mla` with any scales. A second
-/// cache with its own lists and a sink per head take part in the same softmax. Short requests may
-/// use their block tables instead of lists.
+/// Caches have the queries' dtype, e4m3 with one scale, or `fp8_ds_mla` or `fp8_per_token` with any
+/// scales. A second cache with its own lists and a sink per head take part in the same softmax.
+/// Short requests may use their block tables instead of lists.
 #[derive(Debug)]
 pub struct WgmmaMlaSparse {
     #[cfg(feature = "sm90")]
@@ -35,7 +35,7 @@ pub struct WgmmaMlaSparse {
     compiled = raw::compiled::SM90,
     run_on = super::RUN_ON,
     dtypes = "f16,bf16",
-    kv = "f16,bf16,fp8,fp8_ds_mla",
+    kv = "f16,bf16,fp8,fp8_ds_mla,fp8_per_token",
     cache_dims = "(512,64)|(512,0)",
     heads = "1..=128",
     query_len = "ragged",

@@ -9,7 +9,7 @@ namespace mla::sm90::sparse {
 namespace {
 
 // The kinds of rows (rows.cuh).
-enum class Format { same, e4m3, ds_mla };
+enum class Format { same, e4m3, ds_mla, per_token };
 
 // Finds the format in which this kernel reads a cache. Returns false if the kernel does not take
 // the cache. The switch has no default, so a new format is an error of the compiler here, too.
@@ -19,8 +19,8 @@ bool format_of(const MlaSparseParams& p, Format& format) {
         case MLA_CACHE_F16: format = Format::same; return p.q_dtype == MLA_DTYPE_F16;
         case MLA_CACHE_FP8: format = Format::e4m3; return true;
         case MLA_CACHE_FP8_DS_MLA: format = Format::ds_mla; return true;
-        case MLA_CACHE_F32:
-        case MLA_CACHE_FP8_PER_TOKEN: break;
+        case MLA_CACHE_FP8_PER_TOKEN: format = Format::per_token; return true;
+        case MLA_CACHE_F32: break;
     }
     return false;
 }
@@ -46,7 +46,8 @@ MlaStatus check_shape(const MlaSparseParams& p) {
         .that(p.rope_dim == 64 || p.rope_dim == 0, "rope_dim", p.rope_dim, "64 or 0")
         .that(bf16 || f16, "q_dtype", p.q_dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)")
         .that(format_of(p, format), "cache_format", p.cache_format,
-              "the format of q_dtype, MLA_CACHE_FP8 (3) or MLA_CACHE_FP8_DS_MLA (4)")
+              "the format of q_dtype, MLA_CACHE_FP8 (3), MLA_CACHE_FP8_DS_MLA (4) or "
+              "MLA_CACHE_FP8_PER_TOKEN (5)")
         .status();
 }
 
@@ -105,7 +106,7 @@ void check_listed(Check& check, const MlaSparseParams& p, const MlaListedCache& 
               "a device pointer aligned to 16 bytes")
         .that(c.cache_rope && is_aligned(c.cache_rope, 16), names.rope, address(c.cache_rope),
               "a device pointer aligned to 16 bytes")
-        .that(!split || format_of(p) != Format::ds_mla, names.rope, address(c.cache_rope),
+        .that(!split || format_of(p) < Format::ds_mla, names.rope, address(c.cache_rope),
               "behind the latent and its scales, at the strides of the rows")
         .that(is_aligned(c.counts, 4), names.counts, address(c.counts),
               "null, or a device pointer aligned to 4 bytes");
@@ -266,6 +267,7 @@ cudaError_t launch_format(Format format, const Launch& l, const KernelParams& k)
         case Format::same: return launch_rows<T, SameRows<T, rope>>(l, k);
         case Format::e4m3: return launch_rows<T, E4m3Rows<rope>>(l, k);
         case Format::ds_mla: return launch_rows<T, DsMlaRows<rope>>(l, k);
+        case Format::per_token: return launch_rows<T, PerTokenRows<rope>>(l, k);
     }
     return cudaErrorInvalidValue;
 }

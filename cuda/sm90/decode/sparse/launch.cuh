@@ -128,7 +128,10 @@ cudaError_t launch_rows(const Launch& l, const KernelParams& unplanned) {
                                                                   const KernelParams&); \
     extern template cudaError_t launch_rows<T, E4m3Rows<rope>>(const Launch&,           \
                                                                const KernelParams&);    \
-    extern template cudaError_t launch_rows<T, DsMlaRows<rope>>(const Launch&, const KernelParams&);
+    extern template cudaError_t launch_rows<T, DsMlaRows<rope>>(const Launch&,          \
+                                                                const KernelParams&);   \
+    extern template cudaError_t launch_rows<T, PerTokenRows<rope>>(const Launch&,       \
+                                                                   const KernelParams&);
 MLA_SPARSE_DECLARE(__nv_bfloat16, 64)
 MLA_SPARSE_DECLARE(__nv_bfloat16, 0)
 MLA_SPARSE_DECLARE(__half, 64)

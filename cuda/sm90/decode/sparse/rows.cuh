@@ -71,19 +71,32 @@ struct E4m3Rows : QuantisedRows<rope> {
     static constexpr bool kScales = false;
 };
 
-// fp8_ds_mla: 512 bytes, four f32 scales, the rotary values of bf16.
+// The properties that rows of e4m3 with scales have in common. Rotary values are of bf16.
 template <int rope>
-struct DsMlaRows : QuantisedRows<rope> {
-    static constexpr int kScalesOffset = 512, kRopeOffset = 528;
-    static constexpr int kBytes = kRopeOffset + 2 * rope;
+struct ScaledRows : QuantisedRows<rope> {
     static constexpr bool kSplits = false;
     static constexpr int kLatentBytes = 528;
-    static constexpr int kPitch = pitch_of(kBytes);
     static constexpr bool kScales = true;
     static constexpr int kGroups = 4, kGroupValues = kLatent / kGroups;
+    static constexpr int kBytes = kLatent + 16 + 2 * rope;
+    static constexpr int kPitch = pitch_of(kBytes);
+};
+
+// fp8_ds_mla: 512 bytes, four f32 scales, the rotary values.
+template <int rope>
+struct DsMlaRows : ScaledRows<rope> {
+    static constexpr int kScalesOffset = 512, kScaleStride = 4, kRopeOffset = 528;
+};
+
+// fp8_per_token: 512 bytes, the rotary values, one f32 scale, which stands for those of all groups.
+// 12 bytes behind it fill the row up.
+template <int rope>
+struct PerTokenRows : ScaledRows<rope> {
+    static constexpr int kScalesOffset = 512 + 2 * rope, kScaleStride = 0, kRopeOffset = 512;
 };
 
 static_assert(E4m3Rows<64>::kPitch == 656 && DsMlaRows<64>::kPitch == 656 &&
-              DsMlaRows<0>::kPitch == 528 && SameRows<__half, 0>::kPitch == 1040);
+              DsMlaRows<0>::kPitch == 528 && PerTokenRows<64>::kBytes == 656 &&
+              SameRows<__half, 0>::kPitch == 1040);
 
 }  // namespace mla::sm90::sparse

@@ -32,10 +32,15 @@ struct ScoreGemm {
     // All scales of this lane's key 0 or 1 and, below, the scale of one group of its latent values.
     // They are read only when they are needed, since registers are few.
     __device__ uint4 scales_of_key(uint32_t stage, int key) const {
+        if constexpr (R::kScaleStride == 0) {
+            const uint32_t scale = ptx::ld_shared_s32(scales_address(stage, key));
+            return make_uint4(scale, scale, scale, scale);
+        }
         return ptx::ld_shared_v4(scales_address(stage, key));
     }
     __device__ float scale_of_key(uint32_t stage, int key, int group) const {
-        return __int_as_float(ptx::ld_shared_s32(scales_address(stage, key) + 4 * group));
+        return __int_as_float(
+            ptx::ld_shared_s32(scales_address(stage, key) + R::kScaleStride * group));
     }
 
   private:

@@ -1,0 +1,6 @@
+#include "../launch.cuh"
+
+namespace mla::sm90::sparse {
+template cudaError_t launch_rows<__nv_bfloat16, PerTokenRows<0>>(const Launch&,
+                                                                 const KernelParams&);
+}

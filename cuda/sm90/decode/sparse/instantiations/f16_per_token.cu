@@ -1,0 +1,5 @@
+#include "../launch.cuh"
+
+namespace mla::sm90::sparse {
+template cudaError_t launch_rows<__half, PerTokenRows<64>>(const Launch&, const KernelParams&);
+}
