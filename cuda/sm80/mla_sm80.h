@@ -54,9 +54,10 @@ MlaStatus mla_sparse_sm80_workspace(const MlaSparseParams* params, const MlaDevi
                                     size_t* bytes);
 
 /* The same as mla_sparse_sm90 on every GPU since Ampere: one kernel on `stream`. There is no second
- * cache, and no request is dense: second.width and dense_within are 0. There are less than 2^31
- * tiles of 16 entries over all tokens and tiles of 16 heads. `workspace` holds workspace_bytes
- * bytes, aligned to 256; the rules for the workspace of mla_decode_sm80 hold for it, too. */
+ * cache, and no request is dense: second.width and dense_within are 0. Rows of (512, 64) may be of
+ * MLA_CACHE_FP8_PER_TOKEN, too, and those of (512, 0) have no scales. There are less than 2^31 tiles
+ * of 16 entries over all tokens and tiles of 16 heads. `workspace` holds workspace_bytes bytes,
+ * aligned to 256; the rules for the workspace of mla_decode_sm80 hold for it, too. */
 MlaStatus mla_sparse_sm80(const MlaSparseParams* params, const MlaDeviceLimits* limits,
                           void* workspace, size_t workspace_bytes, void* stream);
 

@@ -244,6 +244,8 @@ int main(int argc, char** argv) {
                         8.f},
                        seed, page == 48 ? kMiddle : kLarge, 4);
     check_roles<B>({"sparse", 64, {1, 1}, {150, 33}, 512, 64, 48, plain, true, false}, seed);
+    check_roles<B>({"sparse, no rope", 64, {1, 1}, {150, 33}, 512, 0, 48, plain, true, false},
+                   seed);
     check_roles<B>({"128 rows", 128, {2, 1}, {70, 33}, 512, 64, 32}, seed, kMiddle);
     check_roles<B>({"no rope", 33, {1}, {40}, 512, 0}, seed);
     check_roles<B>({"rope 32", 33, {1, 1}, {40, 90}, 512, 32}, seed);
@@ -261,6 +263,10 @@ int main(int argc, char** argv) {
         {"sparse", 32, {1, 1}, {50, 33}, 512, 64, 64, grouped, true, false}, seed);
     check<B, 512, token, 2, 1, 16>(
         {"sparse, token", 32, {1, 1}, {50, 33}, 512, 64, 64, token, true, false}, seed);
+    check<B, 512, e4m3, 2, 2, 16>(
+        {"sparse e4m3, no rope", 50, {1, 1}, {70, 33}, 512, 0, 48, e4m3, true, false}, seed);
+    check<B, 512, plain, 1, 1, 16>(
+        {"sparse plain, no rope", 16, {1, 1}, {50, 33}, 512, 0, 48, plain, true, false}, seed);
     check<B, 512, token, 2, 2, 16>({"64 rows token", 50, {1}, {70}, 512, 64, 16, token}, seed);
     check<B, 512, plain, 1, 1, 16>(
         {"sparse plain", 16, {1, 1}, {50, 33}, 512, 64, 48, plain, true, false}, seed);

@@ -5,7 +5,9 @@
 mod impatient;
 mod smaller;
 
-use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaDs, MmaMlaPerToken, MmaMlaSparse};
+use mla_kernels::backends::sm80::{
+    MmaAttn, MmaMla, MmaMlaDs, MmaMlaPerToken, MmaMlaSparse, MmaMlaSparseNarrow,
+};
 use smaller::Smaller;
 
 /// Shared memory per CTA on GPUs of 8.0.
@@ -45,6 +47,7 @@ conformance!(
 conformance!(mma_mla_sparse: decode_conformance of MmaMlaSparse);
 conformance!(mma_mla_sparse_with_99_kb: decode_conformance of Smaller<MmaMlaSparse, GEFORCE, 48>);
 conformance!(mma_mla_sparse_with_163_kb: decode_conformance of Smaller<MmaMlaSparse, A100, 72>);
+conformance!(mma_mla_sparse_narrow: decode_conformance of MmaMlaSparseNarrow);
 conformance!(mma_attn: prefill_conformance of MmaAttn);
 conformance!(mma_attn_with_99_kb: prefill_conformance of Smaller<MmaAttn, GEFORCE, 48>);
 conformance!(mma_attn_with_163_kb: prefill_conformance of Smaller<MmaAttn, A100, 72>);

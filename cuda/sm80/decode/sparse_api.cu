@@ -27,10 +27,11 @@ MlaStatus check_shape(const MlaSparseParams& p) {
         .that(p.second.width == 0, "second.width", p.second.width, "0")
         .that(p.dense_within == 0, "dense_within", p.dense_within, "0")
         .that(p.latent_dim == 512, "latent_dim", p.latent_dim, "512")
-        .that(p.rope_dim == 64, "rope_dim", p.rope_dim, "64")
+        .that(p.rope_dim == 64 || p.rope_dim == 0, "rope_dim", p.rope_dim, "64 or 0")
         .that(bf16 || f16, "q_dtype", p.q_dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)")
         .that(plain || p.cache_format == MLA_CACHE_FP8 || is_scaled(p), "cache_format",
               p.cache_format, kAcceptedFormats);
+    if (is_scaled(p)) check.that(p.rope_dim == 64, "rope_dim", p.rope_dim, "64");
     if (!check.failed())
         check.that(within_capacity(p), "tokens", p.tokens,
                    "less than 2^31 tiles of 16 entries over all tokens and tiles of 16 heads");
@@ -47,9 +48,13 @@ MlaStatus check(const MlaSparseParams& p, const void* workspace, size_t bytes, s
     const struct {
         const void* pointer;
         const char* name;
-    } rows[] = {{p.q_latent, "q_latent"}, {p.q_rope, "q_rope"}, {p.cache, "cache"}, {p.out, "out"}};
+        bool used = true;
+    } rows[] = {{p.q_latent, "q_latent"},
+                {p.q_rope, "q_rope", p.rope_dim > 0},
+                {p.cache, "cache"},
+                {p.out, "out"}};
     for (const auto& r : rows)
-        check.that(r.pointer && is_aligned(r.pointer, 16), r.name, address(r.pointer),
+        check.that(!r.used || (r.pointer && is_aligned(r.pointer, 16)), r.name, address(r.pointer),
                    "a device pointer aligned to 16 bytes");
     if (p.width > 0) check.pointer(p.lists, 4, "lists");
     const struct {
@@ -68,8 +73,8 @@ MlaStatus check(const MlaSparseParams& p, const void* workspace, size_t bytes, s
     } strides[] = {
         {p.q_latent_token_stride, "q_latent_token_stride", 0, 8, p.tokens > 1},
         {p.q_latent_head_stride, "q_latent_head_stride", 0, 8, p.heads > 1},
-        {p.q_rope_token_stride, "q_rope_token_stride", 0, 8, p.tokens > 1},
-        {p.q_rope_head_stride, "q_rope_head_stride", 0, 8, p.heads > 1},
+        {p.q_rope_token_stride, "q_rope_token_stride", 0, 8, p.rope_dim > 0 && p.tokens > 1},
+        {p.q_rope_head_stride, "q_rope_head_stride", 0, 8, p.rope_dim > 0 && p.heads > 1},
         {p.out_token_stride, "out_token_stride", p.latent_dim, 8, p.tokens > 1},
         {p.out_head_stride, "out_head_stride", p.latent_dim, 8, p.heads > 1},
         {p.cache_page_stride, "cache_page_stride", row, 16, p.pages > 1},

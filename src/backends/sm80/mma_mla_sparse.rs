@@ -1,9 +1,13 @@
-//! MMA_MLA_SPARSE: sparse absorbed attention on every GPU since Ampere, one launch per step.
+//! MMA_MLA_SPARSE, and its sibling for rows without a rotary part: sparse absorbed attention on
+//! every GPU since Ampere, one launch per step.
 //!
 //! It is the kernel of dense decode with another loader, described in `docs/kernels/portable.md`.
 //! Nothing is prepared, so a captured step can be replayed with other lists in the same arrays.
 
 use mla_runtime::mla_backend;
+use mla_runtime::spec::Run;
+
+use super::RUN_ON;
 
 #[cfg(feature = "sm80")]
 use {
@@ -13,108 +17,152 @@ use {
     crate::raw,
     mla_runtime::Result,
     mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, StepLimits},
+    mla_runtime::spec::BackendSpec,
     mla_runtime::tensor::Memory as _,
 };
 
-/// Sparse absorbed attention on every GPU since Ampere.
-///
-/// Each query token attends to the cache rows in its list of slots. There may be 1 to 128 heads.
-/// Lists have up to 8192 slots, any of which may be invalid. Pages have any size. Caches have the
-/// queries' dtype, e4m3 with one scale, or `fp8_ds_mla` with any scales. A sink per head takes part
-/// in the softmax.
-#[derive(Debug)]
-pub struct MmaMlaSparse {
-    #[cfg(feature = "sm80")]
-    config: LayerConfig,
-    #[cfg(feature = "sm80")]
-    pub(super) kernel: Portable,
+// GPUs on which all tests of MMA_MLA_SPARSE_NARROW passed.
+const NOT_YET: &[Run] = &[];
+
+// A backend of this kernel: the caches and rows that it takes together, and where it has run.
+macro_rules! sparse_backend {
+    (
+        $(#[$about:meta])*
+        $backend:ident, name = $name:tt, run_on = $run_on:tt, kv = $kv:tt, cache_dims = $rows:tt
+    ) => {
+        $(#[$about])*
+        #[derive(Debug)]
+        pub struct $backend {
+            #[cfg(feature = "sm80")]
+            config: LayerConfig,
+            #[cfg(feature = "sm80")]
+            pub(super) kernel: Portable,
+        }
+
+        #[mla_backend(
+            name = $name,
+            provider = "native",
+            feature = "sm80",
+            sm = "80+",
+            compiled = raw::compiled::SM80,
+            run_on = $run_on,
+            dtypes = "f16,bf16",
+            kv = $kv,
+            cache_dims = $rows,
+            heads = "1..=128",
+            query_len = "ragged",
+            alignment = 16,
+            graphs = "always",
+            dependent_launch = true,
+            sparse = "required",
+            // The maximum of the C interface: `width` in mla.h.
+            max_list_width = 8192,
+            features = "sinks,deterministic,nan_propagation,strided_outputs,split_cache",
+            priority = "50"
+        )]
+        impl DecodeBackend for $backend {
+            type Device = Cuda;
+            type State = Buffer;
+            type Metadata = ();
+
+            fn new(_: &Cuda, config: &LayerConfig) -> Result<Self> {
+                Ok(Self {
+                    config: *config,
+                    kernel: Portable::default(),
+                })
+            }
+
+            fn workspace_bytes(&self, device: &Cuda, _: &StepLimits) -> Result<u64> {
+                Ok(workspace_of(self.kernel, &self.config, device)? as u64)
+            }
+
+            fn state(&self, device: &Cuda, _: &StepLimits) -> Result<Buffer> {
+                // The kernels' counters in the workspace have to begin at zero.
+                device.allocate(workspace_of(self.kernel, &self.config, device)?)
+            }
+
+            fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
+                Ok(())
+            }
+
+            unsafe fn decode(
+                &self,
+                device: &Cuda,
+                call: DecodeCall<'_, Cuda>,
+                workspace: &mut Buffer,
+                (): &(),
+            ) -> Result<()> {
+                // SAFETY: the caller keeps to the same contract.
+                unsafe { decode(self.kernel, &self.config, &Self::SPEC, device, call, workspace) }
+            }
+        }
+    };
+}
+
+sparse_backend! {
+    /// Sparse absorbed attention on every GPU since Ampere.
+    ///
+    /// Each query token attends to the cache rows in its list of slots. There may be 1 to 128
+    /// heads. Lists have up to 8192 slots, any of which may be invalid. Pages have any size. Caches
+    /// have the queries' dtype, e4m3 with one scale, or `fp8_ds_mla` or `fp8_per_token` with any
+    /// scales. A sink per head takes part in the softmax.
+    MmaMlaSparse,
+    name = "MMA_MLA_SPARSE",
+    run_on = RUN_ON,
+    kv = "f16,bf16,fp8,fp8_ds_mla,fp8_per_token",
+    cache_dims = "(512,64)"
+}
+
+sparse_backend! {
+    /// Sparse absorbed attention like `MmaMlaSparse`, for rows without a rotary part: those of
+    /// GLM-5.3-Flash. Caches have the queries' dtype, or e4m3 with one scale.
+    MmaMlaSparseNarrow,
+    name = "MMA_MLA_SPARSE_NARROW",
+    run_on = NOT_YET,
+    kv = "f16,bf16,fp8",
+    cache_dims = "(512,0)"
 }
 
 #[cfg(feature = "sm80")]
-impl MmaMlaSparse {
-    fn workspace(&self, device: &Cuda) -> Result<usize> {
-        let params = sparse::shape(&self.config)?;
-        // SAFETY: the context is current, and the addresses are those of values that outlive the
-        // call.
-        workspace::size(device, |bytes| unsafe {
-            raw::mla_sparse_sm80_workspace(&params, &self.kernel.0, bytes)
-        })
-    }
+fn workspace_of(kernel: Portable, config: &LayerConfig, device: &Cuda) -> Result<usize> {
+    let params = sparse::shape(config)?;
+    // SAFETY: the context is current, and the addresses are those of values that outlive the call.
+    workspace::size(device, |bytes| unsafe {
+        raw::mla_sparse_sm80_workspace(&params, &kernel.0, bytes)
+    })
 }
 
-#[mla_backend(
-    name = "MMA_MLA_SPARSE",
-    provider = "native",
-    feature = "sm80",
-    sm = "80+",
-    compiled = raw::compiled::SM80,
-    run_on = super::RUN_ON,
-    dtypes = "f16,bf16",
-    kv = "f16,bf16,fp8,fp8_ds_mla",
-    cache_dims = "(512,64)",
-    heads = "1..=128",
-    query_len = "ragged",
-    alignment = 16,
-    graphs = "always",
-    dependent_launch = true,
-    sparse = "required",
-    // The maximum of the C interface: `width` in mla.h.
-    max_list_width = 8192,
-    features = "sinks,deterministic,nan_propagation,strided_outputs,split_cache",
-    priority = "50"
-)]
-impl DecodeBackend for MmaMlaSparse {
-    type Device = Cuda;
-    type State = Buffer;
-    type Metadata = ();
-
-    fn new(_: &Cuda, config: &LayerConfig) -> Result<Self> {
-        Ok(Self {
-            config: *config,
-            kernel: Portable::default(),
-        })
-    }
-
-    fn workspace_bytes(&self, device: &Cuda, _: &StepLimits) -> Result<u64> {
-        Ok(self.workspace(device)? as u64)
-    }
-
-    fn state(&self, device: &Cuda, _: &StepLimits) -> Result<Buffer> {
-        // The kernels' counters in the workspace have to begin at zero.
-        device.allocate(self.workspace(device)?)
-    }
-
-    fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
-        Ok(())
-    }
-
-    unsafe fn decode(
-        &self,
-        device: &Cuda,
-        call: DecodeCall<'_, Cuda>,
-        workspace: &mut Buffer,
-        (): &(),
-    ) -> Result<()> {
-        let Some(params) = sparse::params(&self.config, &Self::SPEC, call)? else {
-            return Ok(());
-        };
-        device.bind()?;
-        // SAFETY: `params` checked every tensor and array to hold what its layout says, and the
-        // layouts agree. The kernel itself skips slots that the cache does not have. The contents
-        // of the batch's arrays keep to the contract of a call, by the caller's promise. The
-        // workspace was allocated zeroed and is borrowed mutably, so no other launch of this stream
-        // uses it at the same time.
-        unsafe {
-            raw::check(
-                "sparse attention",
-                raw::mla_sparse_sm80(
-                    &params,
-                    &self.kernel.0,
-                    workspace.address() as *mut _,
-                    workspace.len(),
-                    device.raw_stream(),
-                ),
-            )
-        }
+/// # Safety
+///
+/// The contract of [`DecodeBackend::decode`].
+#[cfg(feature = "sm80")]
+unsafe fn decode(
+    kernel: Portable,
+    config: &LayerConfig,
+    spec: &BackendSpec,
+    device: &Cuda,
+    call: DecodeCall<'_, Cuda>,
+    workspace: &mut Buffer,
+) -> Result<()> {
+    let Some(params) = sparse::params(config, spec, call)? else {
+        return Ok(());
+    };
+    device.bind()?;
+    // SAFETY: `params` checked every tensor and array to hold what its layout says, and the layouts
+    // agree. The kernel itself skips slots that the cache does not have. The contents of the
+    // batch's arrays keep to the contract of a call, by the caller's promise. The workspace was
+    // allocated zeroed and is borrowed mutably, so no other launch of this stream uses it at the
+    // same time.
+    unsafe {
+        raw::check(
+            "sparse attention",
+            raw::mla_sparse_sm80(
+                &params,
+                &kernel.0,
+                workspace.address() as *mut _,
+                workspace.len(),
+                device.raw_stream(),
+            ),
+        )
     }
 }

@@ -1,7 +1,9 @@
 //! A portable backend that uses only the resources of a smaller GPU.
 
 use mla_kernels::Cuda;
-use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaDs, MmaMlaPerToken, MmaMlaSparse};
+use mla_kernels::backends::sm80::{
+    MmaAttn, MmaMla, MmaMlaDs, MmaMlaPerToken, MmaMlaSparse, MmaMlaSparseNarrow,
+};
 use mla_kernels::raw::MlaDeviceLimits;
 use mla_runtime::Result;
 use mla_runtime::backend::{
@@ -35,7 +37,14 @@ macro_rules! limited {
     )*};
 }
 
-limited!(MmaAttn, MmaMla, MmaMlaDs, MmaMlaPerToken, MmaMlaSparse);
+limited!(
+    MmaAttn,
+    MmaMla,
+    MmaMlaDs,
+    MmaMlaPerToken,
+    MmaMlaSparse,
+    MmaMlaSparseNarrow
+);
 
 macro_rules! smaller {
     ($backend:ident, $batch:ty, $call:ty, $run:ident) => {

@@ -90,6 +90,8 @@ pub(super) fn kernels(machine: &Machine, rng: &mut StdRng, cases: usize) -> Vec<
             d.of_row(512, 0).sparse(SPARSE_90, DType::BF16, KvFormat::Fp8, HEADS);
         "sm90 sparse (512, 0), fp8_ds_mla", |d, _|
             d.of_row(512, 0).sparse(SPARSE_90, DType::BF16, KvFormat::Fp8DsMla, HEADS);
+        "sm90 sparse, fp8_per_token", |d, _|
+            d.sparse(SPARSE_90, DType::F16, KvFormat::Fp8PerToken, HEADS);
         "sm90 decode (512, 0)", |d, _|
             d.of_row(512, 0).decode(DECODE_90, DType::BF16, KvFormat::BF16);
         "sm90 decode (256, 64)", |d, _|
@@ -99,6 +101,8 @@ pub(super) fn kernels(machine: &Machine, rng: &mut StdRng, cases: usize) -> Vec<
         "sm90 decode, bf16", |d, _| d.decode(DECODE_90, DType::BF16, KvFormat::BF16);
         "sm90 decode, f16", |d, _| d.decode(DECODE_90, DType::F16, KvFormat::F16);
         "sm90 decode, e4m3", |d, _| d.decode(DECODE_90, DType::BF16, KvFormat::Fp8);
+        "sm90 decode, fp8_per_token", |d, _|
+            d.decode(DECODE_90, DType::BF16, KvFormat::Fp8PerToken);
         "sm90 prefill (128, 64, 128)", |d, _| d.prefill(PREFILL_90, DType::BF16, [128, 64, 128]);
         "sm90 prefill (192, 64, 256)", |d, _| d.prefill(PREFILL_90, DType::F16, [192, 64, 256]);
         "sm90 prefill (192, 64, 128)", |d, _| d.prefill(PREFILL_90, DType::BF16, [192, 64, 128]);
@@ -113,6 +117,10 @@ pub(super) fn kernels(machine: &Machine, rng: &mut StdRng, cases: usize) -> Vec<
         "sm80 sparse", |d, _| d.sparse(SPARSE_80, DType::BF16, KvFormat::BF16, HEADS);
         "sm80 sparse, fp8_ds_mla", |d, _|
             d.sparse(SPARSE_80, DType::F16, KvFormat::Fp8DsMla, HEADS);
+        "sm80 sparse, fp8_per_token", |d, _|
+            d.sparse(SPARSE_80, DType::BF16, KvFormat::Fp8PerToken, HEADS);
+        "sm80 sparse (512, 0)", |d, _|
+            d.of_row(512, 0).sparse(SPARSE_80, DType::BF16, KvFormat::Fp8, HEADS);
         "sm80 decode, fp8_per_token", |d, _|
             d.decode(DECODE_80, DType::BF16, KvFormat::Fp8PerToken);
         "sm80 decode, bf16", |d, _| d.decode(DECODE_80, DType::BF16, KvFormat::BF16);
