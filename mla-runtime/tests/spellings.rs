@@ -537,8 +537,28 @@ fn rotation_section_order() {
     ] {
         assert_eq!(refused(changes), message);
     }
+    assert_eq!(
+        refused(json!({"rope_scaling": {"rope_type": "YARN", "factor": 40}})),
+        "rope_scaling.type: given \"YARN\", accepted default, linear, yarn, deepseek_yarn, \
+         dynamic, longrope, su, llama3, mrope, ntk or none"
+    );
+    // A base further in wins over that of a section around it, which has the rest.
+    let inner = |changes| serde_json::from_str::<Value>(&text(changes)).unwrap();
+    for (theta, expected) in [(json!(1e6), 1e6), (json!(null), 5e5)] {
+        let around = json!({"text_config": inner(json!({"rope_theta": theta})),
+            "rope_theta": 7, "rope_parameters": section});
+        let rope = ModelConfig::from_hf_config(&around.to_string())
+            .unwrap()
+            .rope;
+        assert_eq!(rope, plain(expected).with_yarn(64.0, Some(4096)));
+    }
     let su = json!({"type": "su", "rope_type": "longrope", "long_factor": [1.0]});
-    let tables = read(json!({"rope_scaling": su})).rope.cos_sin(64, 1);
+    let model = read(json!({"rope_scaling": su}));
+    assert_eq!(
+        model.engine_work(),
+        ["the engine makes the tables of the rotation, whose scaling is longrope"]
+    );
+    let tables = model.rope.cos_sin(64, 1);
     assert_eq!(
         tables.unwrap_err().to_string(),
         "rope_scaling.type: given longrope, accepted yarn, linear, default or none: there are no \
@@ -581,11 +601,17 @@ fn number_changing_keys() {
         "attention_scale",
         "attn_output_gate",
         "beta_fast",
+        "block_types",
         "gate_bias",
+        "hybrid_override_pattern",
         "index_temperature",
+        "kda_layers",
+        "layers_block_type",
+        "linear_layer_interval",
         "mscale",
         "query_pre_attn_scalar",
         "rope_factor",
+        "rope_is_neox",
         "sink_tokens",
         "sparse_block_size",
         "swa_rope_theta",
@@ -605,6 +631,7 @@ fn number_changing_keys() {
         ("yarn", "ntk_factor"),
         ("yarn", "long_factor"),
         ("linear", "mscale"),
+        ("longrope", "mscale_all_dim"),
         ("default", "factor"),
         ("default", "mrope_section"),
     ] {
@@ -625,9 +652,12 @@ fn number_changing_keys() {
         "attn_res_block_size": 12, "learnable_sink_init": 0.0, "layernorm_gating_weight": 2.0,
         "attention_distillation": false, "softmax_type": "vanilla", "mla": true, "use_mla": true,
         "multi_latent_attention": true, "attention_method": "mla", "attn_groupnorm": false,
+        "linear_key_head_dim": 2, "kda_layernorm": true, "is_neox_style": false, "alibi": false,
+        "position_embedding_type": "rope",
     });
     assert_eq!(read(harmless), read(json!({})));
     for (key, value) in [
+        ("alibi", json!(true)),
         ("attention_chunk_size", json!(8192)),
         ("attn_temperature_tuning", json!(true)),
         ("att_impl_type", json!("GQA")),
@@ -638,9 +668,11 @@ fn number_changing_keys() {
         ("softmax_type", json!("off-by-one")),
         ("num_krope_heads", json!(2)),
         ("param_sink_number", json!(128)),
+        ("position_embedding_type", json!("learned")),
         ("sliding_window_size", json!(512)),
         ("swa_layers", json!([1])),
         ("use_mla", json!(0)),
+        ("use_mla", json!("false")),
         ("v_head_dim", json!(0)),
     ] {
         let error = refused(json!({key: value}));

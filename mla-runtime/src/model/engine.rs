@@ -142,8 +142,14 @@ impl ModelConfig {
         if let Some(scaling) = self.query_scaling {
             work.push(format!(
                 "queries are multiplied by 1 + {} · ln(1 + ⌊position / {}⌋): by the engine, or by \
-                 backends with query_scales",
+                 the layer, if its backends have query_scales (`mla explain --feature \
+                 query_scales`)",
                 scaling.beta, scaling.original_max_positions
+            ));
+        }
+        if let Some(kind) = self.rope.without_tables() {
+            work.push(format!(
+                "the engine makes the tables of the rotation, whose scaling is {kind}"
             ));
         }
         work.extend(self.latent_work());

@@ -50,7 +50,7 @@ pub(super) fn indexer(
         true => RotaryStyle::Interleaved,
         false => RotaryStyle::Halves,
     };
-    let is_off = topk.is_none() && fields.get("index_topk").is_some();
+    let is_off = topk.is_none() && fields.has_key("index_topk");
     let is_described = fields.get(heads).is_some() || fields.get(width).is_some();
     if !is_described || is_off {
         return Ok(None);
@@ -270,6 +270,8 @@ mod tests {
         assert_eq!(halves.indexer, Some(IndexerConfig::DEEPSEEK_V3_2));
         let without = read(json!({"index_n_heads": null, "index_head_dim": null})).unwrap();
         assert_eq!((without.indexer, without.index_topk), (None, Some(2048)));
+        let dense = read(json!({"index_topk": null})).unwrap();
+        assert_eq!((dense.indexer, dense.index_topk), (None, None));
         let one = read(json!({"index_kpool": 1, "index_kpool_compress": false,
             "index_kpool_always_select_tail": false}));
         assert_eq!(one, read(json!({})));
@@ -334,10 +336,6 @@ mod tests {
                 json!({"index_kpool": 4, "qk_rope_head_dim": 0, "index_head_dim": 96}),
                 "index_head_dim: given 96, accepted a power of two, as the Hadamard transform needs"
                     .to_owned(),
-            ),
-            (
-                json!({"index_topk": null}),
-                "index_topk: given nothing, accepted an integer from 1 to 65536".into(),
             ),
             (
                 json!({"index_skip_topk_offset": 0}),

@@ -26,8 +26,18 @@ const ASKS: &[MissingFeature] = &[
     },
     MissingFeature {
         field: "use_mla",
-        asks: |value| *value == false || value.as_f64() == Some(0.0),
+        asks: |value| *value != true && value.as_f64() != Some(1.0),
         missing: EVERY_HEAD,
+    },
+    MissingFeature {
+        field: "alibi",
+        asks: is_set,
+        missing: "a linear bias of the logits",
+    },
+    MissingFeature {
+        field: "position_embedding_type",
+        asks: |value| !is_one_of(value, &["rope", "rotary"]),
+        missing: "positions that are not rotations",
     },
     MissingFeature {
         field: "v_head_dim",

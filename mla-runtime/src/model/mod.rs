@@ -145,7 +145,7 @@ impl ModelConfig {
     /// | `v_head_dim` | positive; MiniCPM3 leaves it out and means `hidden_size / num_attention_heads` |
     /// | `qk_rope_head_dim` | may be 0; R is 0 with `use_mla_nope`, too |
     /// | `attention_kv_lora_dim`, `attention_q_lora_dim`, `attention_qk_dim`, `attention_qk_rope_dim`, `attention_v_dim` | the same dimensions in openPangu |
-    /// | `use_mla` (`mla`, `multi_latent_attention`), `attention_method`, `attention_type`, `att_impl_type`, `softmax_type` | left out, or a value that means this attention |
+    /// | `use_mla` (`mla`, `multi_latent_attention`), `attention_method`, `attention_type`, `att_impl_type`, `softmax_type`, `position_embedding_type`, `alibi` | left out, or a value that means this attention |
     /// | `num_hidden_layers` (`n_layers`), or LongCat's `num_layers`, each with two caches | positive, or left out, or null |
     /// | `q_lora_rank`, `index_topk` | positive; left out, null, 0 and −1: none |
     /// | `num_nextn_predict_layers` (`num_mtp_layers`, `mtp_num_layers`) | the number of layers that make drafts |
@@ -174,8 +174,8 @@ impl ModelConfig {
     /// well. Its rotation always has yarn, even if the file does not mention it (`rope_factor`,
     /// `original_seq_len`, `mscale`).
     ///
-    /// A scaling of another type is read, too. [`Rope::frequencies`] later refuses to make tables
-    /// for it.
+    /// Some scalings of other types are read, too: `longrope` (`su`), `dynamic`, `llama3`, `mrope`
+    /// and `ntk`. [`Rope::frequencies`] later refuses to make tables for them.
     ///
     /// # Errors
     ///

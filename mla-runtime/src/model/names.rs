@@ -74,6 +74,7 @@ pub(super) static DEFAULTS: LazyLock<Value> = LazyLock::new(|| {
 /// Keys that are read only under this name. Without this list, some would be refused because their
 /// names suggest attention.
 const READ: &[&str] = &[
+    "alibi",
     "apply_mla_qkv_lora_rescale",
     "attention_chunk_size",
     "attention_gate_type",
@@ -112,6 +113,7 @@ const READ: &[&str] = &[
     "mla_use_output_gate",
     "num_krope_heads",
     "param_sink_number",
+    "position_embedding_type",
     "rope_parameters",
     "rope_scaling",
     "rope_theta",
@@ -177,18 +179,24 @@ pub(super) const SWITCHES: &[&str] = &["add_", "enable_", "has_", "is_", "use_",
 
 /// Parts of names that suggest attention.
 const SUSPECTS: &[&str] = &[
+    "alibi",
     "attention",
     "attn",
+    "block_type",
     "compress",
     "dsa",
     "gate",
     "gating",
+    "hybrid",
     "index",
     "kpool",
     "llama_4",
     "lora",
+    "mixer",
     "mla",
+    "neox",
     "nope",
+    "position_embedding_type",
     "rope",
     "rotary",
     "scale",
@@ -227,6 +235,21 @@ const OF_A_SECTION: &[&str] = &[
     "original_seq_len",
 ];
 
+/// Returns true for a key that may say which layers have linear attention. No key of that kind is
+/// known by the beginning of its name.
+fn names_layers(key: &str) -> bool {
+    let has = |parts: &[&str]| parts.iter().any(|part| key.contains(part));
+    has(&["gdn", "kda", "linear", "mamba"])
+        && has(&[
+            "_layers",
+            "_layer_",
+            "_interval",
+            "_period",
+            "_pattern",
+            "_freq",
+        ])
+}
+
 /// Returns true for a key that is read, or that does not concern attention.
 pub(super) fn is_known(key: &str) -> bool {
     let spelt = |(name, others): &(&str, &[&str])| *name == key || others.contains(&key);
@@ -234,7 +257,7 @@ pub(super) fn is_known(key: &str) -> bool {
         || HARMLESS.contains(&key)
         || NESTED.contains(&key)
         || SPELLINGS.iter().any(spelt)
-        || OTHER_PARTS.iter().any(|begin| key.starts_with(begin))
+        || (OTHER_PARTS.iter().any(|begin| key.starts_with(begin)) && !names_layers(key))
         || key.ends_with("_token_index")
         || ["expert", "router", "moe"]
             .iter()
@@ -243,7 +266,9 @@ pub(super) fn is_known(key: &str) -> bool {
 
 /// Returns true for a key whose name suggests attention.
 pub(super) fn is_suspect(key: &str) -> bool {
-    OF_A_SECTION.contains(&key) || SUSPECTS.iter().any(|part| key.contains(part))
+    OF_A_SECTION.contains(&key)
+        || names_layers(key)
+        || SUSPECTS.iter().any(|part| key.contains(part))
 }
 
 /// Returns true if both are equal. Numbers are compared by value: 1 equals 1.0.

@@ -123,6 +123,14 @@ impl Rope {
         }
     }
 
+    /// The name of a scaling for which this crate has no tables.
+    pub(super) const fn without_tables(&self) -> Option<&'static str> {
+        match self.scaling {
+            RopeScaling::Other { kind } if self.rotates => Some(kind),
+            _ => None,
+        }
+    }
+
     /// True if the context is extended by yarn.
     pub const fn has_yarn(&self) -> bool {
         matches!(self.scaling, RopeScaling::Yarn(_))
@@ -242,7 +250,7 @@ pub(crate) enum RopeScaling {
     Yarn(Yarn),
     /// A kind for which this crate has no tables.
     Other {
-        /// The name of the scaling: one of [`OTHER_SCALINGS`], or "another type".
+        /// The name of the scaling: one of [`OTHER_SCALINGS`].
         kind: &'static str,
     },
 }

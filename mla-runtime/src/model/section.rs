@@ -43,6 +43,21 @@ const OF_YARN: &[&str] = &[
     "apply_scale",
 ];
 
+/// The additional keys of kinds for which the engine makes the tables.
+const OF_OTHERS: &[&str] = &[
+    "factor",
+    "short_factor",
+    "long_factor",
+    "short_mscale",
+    "long_mscale",
+    "low_freq_factor",
+    "high_freq_factor",
+    "alpha",
+    "attention_factor",
+    "mrope_section",
+    "mrope_interleaved",
+];
+
 /// Keys in Mistral's own files, with their names in a section.
 const OF_PARAMS: &[(&str, &str)] = &[
     ("factor", "factor"),
@@ -74,8 +89,10 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<(Rope, Option<QueryScaling>)> 
     let section = section.as_ref();
     let max_positions = fields.count("max_position_embeddings")?;
     let inside = match section {
-        Some(section) => section.number("rope_theta", ABOVE_ONE, |theta| theta > 1.0)?,
-        None => None,
+        Some(section) if !section.is_around_base(fields) => {
+            section.number("rope_theta", ABOVE_ONE, |theta| theta > 1.0)?
+        }
+        _ => None,
     };
     let theta = match inside {
         None => fields.number("rope_theta", ABOVE_ONE, |theta| theta > 1.0)?,
@@ -366,14 +383,29 @@ impl Section<'_> {
                 Ok(RopeScaling::Linear { factor })
             }
             "yarn" => self.yarn(max_positions),
-            // The error about missing tables quotes this name.
-            _ => Ok(RopeScaling::Other {
-                kind: OTHER_SCALINGS
-                    .iter()
-                    .find(|known| **known == kind)
-                    .unwrap_or(&"another type"),
-            }),
+            _ => {
+                self.check_keys(OF_OTHERS)?;
+                // The error about missing tables quotes this name.
+                match OTHER_SCALINGS.iter().find(|known| **known == kind) {
+                    Some(kind) => Ok(RopeScaling::Other { kind }),
+                    None => {
+                        let others = OTHER_SCALINGS.join(", ");
+                        Err(Error::argument(
+                            format!("{}.type", self.path),
+                            format!("{kind:?}"),
+                            format!("default, linear, yarn, deepseek_yarn, {others} or none"),
+                        ))
+                    }
+                }
+            }
         }
+    }
+
+    /// True if an object within that of the section has a base of its own.
+    fn is_around_base(&self, fields: &Fields<'_>) -> bool {
+        let levels = fields.levels().iter();
+        let mut inner = levels.take_while(|(level, _)| !self.path.starts_with(level));
+        inner.any(|(_, object)| object.get("rope_theta").is_some_and(|it| !it.is_null()))
     }
 
     fn flag(&self, field: &str, default: bool) -> Result<bool> {
