@@ -356,6 +356,38 @@ fn cache_formats_round_trip() {
     }
 }
 
+/// Mixed batches of GLM-5.3-Flash, Mistral-Small-4 and MiniCPM3, whose rows and heads differ from
+/// DeepSeek's.
+#[test]
+fn rows_and_heads_of_models() {
+    for (latent, head) in [
+        (512, HeadDims::new(256, 0, 256)),
+        (256, HeadDims::new(64, 64, 128)),
+        (256, HeadDims::new(64, 32, 64)),
+    ] {
+        for (dtype, kv_format, sparse) in [
+            (DType::F32, KvFormat::F32, false),
+            (DType::BF16, KvFormat::BF16, false),
+            (DType::F16, KvFormat::Fp8, false),
+            (DType::BF16, KvFormat::Fp8DsMla, true),
+            (DType::BF16, KvFormat::Fp8PerToken, true),
+            (DType::F16, KvFormat::F16, true),
+        ] {
+            // A threshold of 0 sends every request down the expanded path.
+            for threshold in if sparse { [100, 30] } else { [0, 4] } {
+                run(&Case {
+                    dims: MlaDims::new(latent, head),
+                    dtype,
+                    kv_format,
+                    sparse,
+                    threshold,
+                    ..Case::small(MIXED)
+                });
+            }
+        }
+    }
+}
+
 #[test]
 fn split_cache_same_bits() {
     for (dtype, kv_format) in [
