@@ -113,7 +113,40 @@ macro_rules! display {
     )*};
 }
 
-pub(crate) use display;
+/// Declares an enum whose values have names, and everything that lists them.
+macro_rules! names {
+    (
+        $(#[$about:meta])*
+        pub enum $type:ident {
+            $($(#[$doc:meta])* $value:ident = $name:literal,)*
+        }
+    ) => {
+        $(#[$about])*
+        pub enum $type {
+            $($(#[$doc])* $value,)*
+        }
+
+        impl $type {
+            /// Every value, in declaration order.
+            pub const ALL: &'static [Self] = &[$(Self::$value),*];
+
+            /// The name used in attributes, on the command line and in JSON.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$value => $name,)*
+                }
+            }
+        }
+
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+
+pub(crate) use {display, names};
 
 #[cfg(test)]
 mod tests {

@@ -4,30 +4,22 @@ use std::fmt;
 
 use half::{bf16, f16};
 
-/// The element type of queries, outputs and weights. Sums are always accumulated in f32.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum DType {
-    /// IEEE binary32.
-    F32,
-    /// IEEE binary16.
-    F16,
-    /// bfloat16.
-    BF16,
+use crate::text::names;
+
+names! {
+    /// The element type of queries, outputs and weights. Sums are always accumulated in f32.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+    pub enum DType {
+        /// IEEE binary32.
+        F32 = "f32",
+        /// IEEE binary16.
+        F16 = "f16",
+        /// bfloat16.
+        BF16 = "bf16",
+    }
 }
 
 impl DType {
-    /// Every dtype, in declaration order.
-    pub const ALL: &'static [Self] = &[Self::F32, Self::F16, Self::BF16];
-
-    /// The name used in attributes, on the command line and in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::BF16 => "bf16",
-        }
-    }
-
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
@@ -39,12 +31,6 @@ impl DType {
     /// Returns true if both are equal. Usable in constants.
     pub const fn same(self, other: Self) -> bool {
         self as u8 == other as u8
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -1,49 +1,30 @@
 //! The format of one token's row in the cache.
 
-use std::fmt;
-
 use crate::model::{DType, MlaDims};
+use crate::text::names;
 
-/// Declares the formats and everything that lists them.
-macro_rules! formats {
-    ($($(#[doc = $doc:literal])* $format:ident = $name:literal,)*) => {
-        /// The layout of a cache row: the latent (L values), then the rotary key (R values).
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-        pub enum KvFormat {
-            $($(#[doc = $doc])* $format,)*
-        }
-
-        impl KvFormat {
-            /// Every format, in declaration order.
-            pub const ALL: &'static [Self] = &[$(Self::$format),*];
-
-            /// The name used in attributes, on the command line and in JSON.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$format => $name,)*
-                }
-            }
-        }
-    };
-}
-
-formats! {
-    /// L + R values of f32.
-    F32 = "f32",
-    /// L + R values of f16.
-    F16 = "f16",
-    /// L + R values of bf16.
-    BF16 = "bf16",
-    /// L + R bytes of e4m3 with one scale for the whole tensor: stored = value / scale.
-    Fp8 = "fp8",
-    /// L bytes of e4m3, then L/128 f32 scales (one per 128 values), then R values of bf16: 656
-    /// bytes at L = 512, R = 64. Readers accept any scales; our writers round them up to powers of
-    /// two.
-    Fp8DsMla = "fp8_ds_mla",
-    /// L bytes of e4m3, R values of bf16, then the latent's f32 scale at the next multiple of 4
-    /// bytes: 644 bytes at L = 512, R = 64. Readers accept any scale; our writers store the largest
-    /// magnitude divided by 448. GPU kernels need a pitch that is a multiple of 16 bytes, here 656.
-    Fp8PerToken = "fp8_per_token",
+names! {
+    /// The layout of a cache row: the latent (L values), then the rotary key (R values).
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+    pub enum KvFormat {
+        /// L + R values of f32.
+        F32 = "f32",
+        /// L + R values of f16.
+        F16 = "f16",
+        /// L + R values of bf16.
+        BF16 = "bf16",
+        /// L + R bytes of e4m3 with one scale for the whole tensor: stored = value / scale.
+        Fp8 = "fp8",
+        /// L bytes of e4m3, then L/128 f32 scales (one per 128 values), then R values of bf16: 656
+        /// bytes at L = 512, R = 64. Readers accept any scales; our writers round them up to powers
+        /// of two.
+        Fp8DsMla = "fp8_ds_mla",
+        /// L bytes of e4m3, R values of bf16, then the latent's f32 scale at the next multiple of 4
+        /// bytes: 644 bytes at L = 512, R = 64. Readers accept any scale; our writers store the
+        /// largest magnitude divided by 448. GPU kernels need a pitch that is a multiple of 16
+        /// bytes, here 656.
+        Fp8PerToken = "fp8_per_token",
+    }
 }
 
 impl KvFormat {
@@ -158,12 +139,6 @@ const _: () = {
         "the attribute knows other cache formats: see mla-macros/src/vocabulary.rs"
     );
 };
-
-impl fmt::Display for KvFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -1,41 +1,27 @@
 //! The hardware that a backend runs on, and the hardware that a selection is made for.
 
-use std::fmt;
 use std::str::FromStr;
 
 use crate::Error;
-use crate::text::{self, Text};
+use crate::text::{self, Text, names};
 
-/// The kind of device whose memory a backend reads.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Platform {
-    /// The host's processor.
-    Cpu,
-    /// An NVIDIA GPU.
-    Cuda,
-    /// An AMD GPU.
-    Rocm,
+names! {
+    /// The kind of device whose memory a backend reads.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub enum Platform {
+        /// The host's processor.
+        Cpu = "cpu",
+        /// An NVIDIA GPU.
+        Cuda = "cuda",
+        /// An AMD GPU.
+        Rocm = "rocm",
+    }
 }
 
 impl Platform {
-    /// The name used on the command line and in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Cpu => "cpu",
-            Self::Cuda => "cuda",
-            Self::Rocm => "rocm",
-        }
-    }
-
     /// Returns true if both are equal. Usable in constants.
     pub const fn same(self, other: Self) -> bool {
         self as u8 == other as u8
-    }
-}
-
-impl fmt::Display for Platform {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

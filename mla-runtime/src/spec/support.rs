@@ -1,33 +1,17 @@
 //! The terms in which a spec declares what a backend supports.
 
-use std::fmt;
-
 use crate::model::DType;
 use crate::spec::{CapabilityMatch, Target};
-use crate::text::{self, Text};
+use crate::text::{self, Text, names};
 
-/// The computation that a backend does.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Phase {
-    /// Expanded multi-head attention over keys and values.
-    Prefill,
-    /// Absorbed multi-query attention over the paged cache.
-    Decode,
-}
-
-impl Phase {
-    /// The name used on the command line and in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-        }
-    }
-}
-
-impl fmt::Display for Phase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+names! {
+    /// The computation that a backend does.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+    pub enum Phase {
+        /// Expanded multi-head attention over keys and values.
+        Prefill = "prefill",
+        /// Absorbed multi-query attention over the paged cache.
+        Decode = "decode",
     }
 }
 
@@ -153,125 +137,62 @@ pub(super) const fn contains(numbers: &[u32], number: u32) -> bool {
     false
 }
 
-/// The variation of query lengths that is allowed within a decode batch. Each level includes the
-/// levels before it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum QueryLen {
-    /// One token per request.
-    Single,
-    /// The same number for every request.
-    Uniform,
-    /// Any number for each request.
-    Ragged,
-}
-
-impl QueryLen {
-    /// Every level, in order.
-    pub const ALL: &'static [Self] = &[Self::Single, Self::Uniform, Self::Ragged];
-
-    /// The name used in attributes and in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Single => "single",
-            Self::Uniform => "uniform",
-            Self::Ragged => "ragged",
-        }
+names! {
+    /// The variation of query lengths that is allowed within a decode batch. Each level includes
+    /// the levels before it.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+    pub enum QueryLen {
+        /// One token per request.
+        Single = "single",
+        /// The same number for every request.
+        Uniform = "uniform",
+        /// Any number for each request.
+        Ragged = "ragged",
     }
 }
 
-impl fmt::Display for QueryLen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+names! {
+    /// The batches that can be captured into a CUDA graph and replayed with other lengths. Each
+    /// level includes the levels before it.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+    pub enum GraphSupport {
+        /// No batch.
+        Never = "never",
+        /// Batches of one token per request.
+        SingleToken = "single_token",
+        /// Batches of equal query lengths.
+        UniformBatch = "uniform_batch",
+        /// Every batch.
+        Always = "always",
     }
 }
 
-/// The batches that can be captured into a CUDA graph and replayed with other lengths. Each level
-/// includes the levels before it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum GraphSupport {
-    /// No batch.
-    Never,
-    /// Batches of one token per request.
-    SingleToken,
-    /// Batches of equal query lengths.
-    UniformBatch,
-    /// Every batch.
-    Always,
-}
-
-impl GraphSupport {
-    /// Every level, in order.
-    pub const ALL: &'static [Self] = &[
-        Self::Never,
-        Self::SingleToken,
-        Self::UniformBatch,
-        Self::Always,
-    ];
-
-    /// The name used in attributes and in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Never => "never",
-            Self::SingleToken => "single_token",
-            Self::UniformBatch => "uniform_batch",
-            Self::Always => "always",
-        }
+names! {
+    /// The base of the log-sum-exp that a backend's kernel writes. A backend converts it itself, so
+    /// the layer always gets the natural logarithm.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub enum LseOutput {
+        /// The kernel writes no log-sum-exp.
+        None = "none",
+        /// Natural logarithm.
+        Ln = "ln",
+        /// Logarithm to the base 2.
+        Log2 = "log2",
     }
 }
 
-impl fmt::Display for GraphSupport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+names! {
+    /// The precision of a backend's log-sum-exp.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub enum LsePrecision {
+        /// The kernel sums its weights in f32.
+        F32 = "f32",
+        /// The kernel sums weights that it rounded to the dtype of queries and outputs.
+        DType = "dtype",
     }
-}
-
-/// The base of the log-sum-exp that a backend's kernel writes. A backend converts it itself, so the
-/// layer always gets the natural logarithm.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum LseOutput {
-    /// The kernel writes no log-sum-exp.
-    None,
-    /// Natural logarithm.
-    Ln,
-    /// Logarithm to the base 2.
-    Log2,
-}
-
-impl LseOutput {
-    /// Every kind, in declaration order.
-    pub const ALL: &'static [Self] = &[Self::None, Self::Ln, Self::Log2];
-
-    /// The name used in attributes and in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Ln => "ln",
-            Self::Log2 => "log2",
-        }
-    }
-}
-
-/// The precision of a backend's log-sum-exp.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum LsePrecision {
-    /// The kernel sums its weights in f32.
-    F32,
-    /// The kernel sums weights that it rounded to the dtype of queries and outputs.
-    DType,
 }
 
 impl LsePrecision {
-    /// Every kind, in declaration order.
-    pub const ALL: &'static [Self] = &[Self::F32, Self::DType];
-
-    /// The name used in attributes and in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::DType => "dtype",
-        }
-    }
-
     /// Returns the maximum error that the rounding of weights adds to the log-sum-exp, besides the
     /// error of f32 itself. If each weight is wrong by a factor of 1 ± u, their sum is wrong by the
     /// same factor, and its logarithm is off by u. Here u is half the distance from 1 to the next
@@ -285,73 +206,39 @@ impl LsePrecision {
     }
 }
 
-/// The support of lists of slots by a decode backend.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum SparseSupport {
-    /// The backend attends only to the whole context.
-    Never,
-    /// The backend attends to the whole context or to lists of slots.
-    Optional,
-    /// The backend attends only to lists of slots.
-    Required,
-}
-
-impl SparseSupport {
-    /// Every level, in declaration order.
-    pub const ALL: &'static [Self] = &[Self::Never, Self::Optional, Self::Required];
-
-    /// The name used in attributes and in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Never => "never",
-            Self::Optional => "optional",
-            Self::Required => "required",
-        }
+names! {
+    /// The support of lists of slots by a decode backend.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub enum SparseSupport {
+        /// The backend attends only to the whole context.
+        Never = "never",
+        /// The backend attends to the whole context or to lists of slots.
+        Optional = "optional",
+        /// The backend attends only to lists of slots.
+        Required = "required",
     }
 }
 
-/// The format in which a decode backend takes its queries.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum QueryFormat {
-    /// The latent and the rotary part in separate tensors: `[T, H, L]` and `[T, H, R]`.
-    Split,
-    /// One tensor `[T, H, L+R]`.
-    Concatenated,
-}
-
-impl QueryFormat {
-    /// Every format, in declaration order.
-    pub const ALL: &'static [Self] = &[Self::Split, Self::Concatenated];
-
-    /// The name used in attributes and in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Split => "split",
-            Self::Concatenated => "concatenated",
-        }
+names! {
+    /// The format in which a decode backend takes its queries.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub enum QueryFormat {
+        /// The latent and the rotary part in separate tensors: `[T, H, L]` and `[T, H, R]`.
+        Split = "split",
+        /// One tensor `[T, H, L+R]`.
+        Concatenated = "concatenated",
     }
 }
 
-/// The layout in which a prefill backend takes its keys.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum KeyLayout {
-    /// One tensor `[T, H, P+R]`. The layer repeats the rotary part for every head.
-    Packed,
-    /// Two tensors: each head's part `[T, H, P]`, and the rotary part `[T, 1, R]` that all heads
-    /// share. Nothing needs to be packed.
-    Split,
-}
-
-impl KeyLayout {
-    /// Every layout, in declaration order.
-    pub const ALL: &'static [Self] = &[Self::Packed, Self::Split];
-
-    /// The name used in attributes and in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Packed => "packed",
-            Self::Split => "split",
-        }
+names! {
+    /// The layout in which a prefill backend takes its keys.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub enum KeyLayout {
+        /// One tensor `[T, H, P+R]`. The layer repeats the rotary part for every head.
+        Packed = "packed",
+        /// Two tensors: each head's part `[T, H, P]`, and the rotary part `[T, 1, R]` that all
+        /// heads share. Nothing needs to be packed.
+        Split = "split",
     }
 }
 
