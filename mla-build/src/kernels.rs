@@ -61,39 +61,43 @@ pub struct Kernels {
     pub(crate) jobs: Option<usize>,
 }
 
+/// Writes setters of a field (`=`) and of an item that is added to a list (`+=`).
+macro_rules! setters {
+    (@ = $field:expr, $value:expr) => { $field = Some($value) };
+    (@ += $field:expr, $value:expr) => { $field.push($value) };
+    ($($(#[$doc:meta])* $method:ident $how:tt $field:ident: $type:ty;)*) => {$(
+        $(#[$doc])*
+        pub fn $method(mut self, value: impl Into<$type>) -> Self {
+            setters!(@ $how self.$field, value.into());
+            self
+        }
+    )*};
+}
+
 impl Kernels {
     /// Makes an empty description.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds the sources that a glob matches.
-    ///
-    /// `*` stays within a folder, `**` crosses folders. nvcc compiles `.cu`. The C++ compiler
-    /// compiles `.cc`, `.cpp` and `.cxx`. C++ sources in no family's folder belong to every build,
-    /// even to one without a family.
-    pub fn sources(mut self, glob: impl Into<String>) -> Self {
-        self.sources.push(glob.into());
-        self
-    }
-
-    /// Compiles only sources that this glob matches.
-    ///
-    /// Flags and similar settings for the others, as by [`flag_for`](Self::flag_for), have no
-    /// effect. This is for tools that look at some of a package's kernels as its build script
-    /// describes them.
-    pub fn only_sources(mut self, glob: impl Into<String>) -> Self {
-        self.only_sources = Some(glob.into());
-        self
-    }
-
-    /// Sets the C header that declares the functions that Rust calls.
-    ///
-    /// bindgen wraps its declarations and those of the headers beside it. Its folder becomes an
-    /// include root.
-    pub fn header(mut self, header: impl Into<PathBuf>) -> Self {
-        self.header = Some(header.into());
-        self
+    setters! {
+        /// Adds the sources that a glob matches.
+        ///
+        /// `*` stays within a folder, `**` crosses folders. nvcc compiles `.cu`. The C++ compiler
+        /// compiles `.cc`, `.cpp` and `.cxx`. C++ sources in no family's folder belong to every
+        /// build, even to one without a family.
+        sources += sources: String;
+        /// Compiles only sources that this glob matches.
+        ///
+        /// Flags and similar settings for the others, as by [`flag_for`](Self::flag_for), have no
+        /// effect. This is for tools that look at some of a package's kernels as its build script
+        /// describes them.
+        only_sources = only_sources: String;
+        /// Sets the C header that declares the functions that Rust calls.
+        ///
+        /// bindgen wraps its declarations and those of the headers beside it. Its folder becomes an
+        /// include root.
+        header = header: PathBuf;
     }
 
     /// Adds a C header for a family, which bindgen wraps if the family is on.
@@ -106,34 +110,21 @@ impl Kernels {
         self
     }
 
-    /// Sets the checked-in Rust declarations of the header.
-    ///
-    /// The declarations of a family's header lie beside it, with the ending `.rs`. They replace
-    /// bindgen if only bindings are asked for, so a check needs no libclang. A test of the package
-    /// compares them with the headers. bindgen's output for each header begins with a line that
-    /// names it, `// cuda/include/api.h`.
-    pub fn declarations(mut self, file: impl Into<PathBuf>) -> Self {
-        self.declarations = Some(file.into());
-        self
-    }
-
-    /// Adds an include root.
-    pub fn include(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.includes.push(folder.into());
-        self
-    }
-
-    /// Defines a macro: `NAME` or `NAME=value`.
-    pub fn define(mut self, define: impl Into<String>) -> Self {
-        self.defines.push(define.into());
-        self
-    }
-
-    /// Adds a flag of nvcc, with its value in the same text. Targets, include roots, macros and
-    /// outputs have their own setters, and are refused here.
-    pub fn flag(mut self, flag: impl Into<String>) -> Self {
-        self.flags.push(flag.into());
-        self
+    setters! {
+        /// Sets the checked-in Rust declarations of the header.
+        ///
+        /// The declarations of a family's header lie beside it, with the ending `.rs`. They replace
+        /// bindgen if only bindings are asked for, so a check needs no libclang. A test of the
+        /// package compares them with the headers. bindgen's output for each header begins with a
+        /// line that names it, `// cuda/include/api.h`.
+        declarations = declarations: PathBuf;
+        /// Adds an include root.
+        include += includes: PathBuf;
+        /// Defines a macro: `NAME` or `NAME=value`.
+        define += defines: String;
+        /// Adds a flag of nvcc, with its value in the same text. Targets, include roots, macros and
+        /// outputs have their own setters, and are refused here.
+        flag += flags: String;
     }
 
     /// Adds a flag for the sources that a glob matches, behind the flags for all sources. It is a
@@ -173,16 +164,12 @@ impl Kernels {
         self
     }
 
-    /// Adds the include roots of a pinned wheel, after the package's own and before CUTLASS.
-    pub fn wheel(mut self, wheel: Wheel) -> Self {
-        self.wheels.push(wheel);
-        self
-    }
-
-    /// Adds the include roots of a pinned checkout, after the roots of wheels and before CUTLASS.
-    pub fn checkout(mut self, checkout: Checkout) -> Self {
-        self.checkouts.push(checkout);
-        self
+    setters! {
+        /// Adds the include roots of a pinned wheel, after the package's own and before CUTLASS.
+        wheel += wheels: Wheel;
+        /// Adds the include roots of a pinned checkout, after the roots of wheels and before
+        /// CUTLASS.
+        checkout += checkouts: Checkout;
     }
 
     /// Makes the CUTLASS and CuTe headers an include root, and requires them.
@@ -191,38 +178,26 @@ impl Kernels {
         self
     }
 
-    /// Declares a family of the package's own, or replaces the targets of a built-in one (`sm80`,
-    /// `sm90`, `sm100`). The environment variable `MLA_BUILD_TARGETS_<FAMILY>` can change them
-    /// again.
-    pub fn family(mut self, family: Family) -> Self {
-        self.families.push(family);
-        self
-    }
-
-    /// Turns a family on. Without any such call, the package's features with the families' names
-    /// turn them on.
-    pub fn enable(mut self, family: impl Into<String>) -> Self {
-        self.enabled.push(family.into());
-        self
-    }
-
-    /// Writes the GPU code into a folder as cubins and PTX, with a [description](crate::code). The
-    /// environment variable `MLA_BUILD_CODE` asks for the same. The folder is emptied first.
-    pub fn code(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.code = Some(folder.into());
-        self
-    }
-
-    /// Sets the file that describes how kernels are launched, for the [code](Self::code).
-    ///
-    /// It is a file of JSON, relative to the package, with a list of `{"kernel", "source",
-    /// "parameters", "launch"}`. `kernel` is a glob of C++ names. `structures` names the files of
-    /// structures that the bindings lack, `fields` gives expressions of fields, and `each` makes a
-    /// row of every combination of texts. A kernel without a row is described only by its
-    /// parameters' sizes.
-    pub fn launches(mut self, file: impl Into<PathBuf>) -> Self {
-        self.launches = Some(file.into());
-        self
+    setters! {
+        /// Declares a family of the package's own, or replaces the targets of a built-in one
+        /// (`sm80`, `sm90`, `sm100`). The environment variable `MLA_BUILD_TARGETS_<FAMILY>` can
+        /// change them again.
+        family += families: Family;
+        /// Turns a family on. Without any such call, the package's features with the families'
+        /// names turn them on.
+        enable += enabled: String;
+        /// Writes the GPU code into a folder as cubins and PTX, with a [description](crate::code).
+        /// The environment variable `MLA_BUILD_CODE` asks for the same. The folder is emptied
+        /// first.
+        code = code: PathBuf;
+        /// Sets the file that describes how kernels are launched, for the [code](Self::code).
+        ///
+        /// It is a file of JSON, relative to the package, with a list of `{"kernel", "source",
+        /// "parameters", "launch"}`. `kernel` is a glob of C++ names. `structures` names the files
+        /// of structures that the bindings lack, `fields` gives expressions of fields, and `each`
+        /// makes a row of every combination of texts. A kernel without a row is described only by
+        /// its parameters' sizes.
+        launches = launches: PathBuf;
     }
 
     /// Lets the package be built with no family on.
@@ -234,62 +209,33 @@ impl Kernels {
         self
     }
 
-    /// Writes `compile_commands.json` to this path, for clangd. The environment variable
-    /// `MLA_BUILD_COMPILE_COMMANDS` asks for the same, with the path as its value.
-    pub fn compile_commands(mut self, path: impl Into<PathBuf>) -> Self {
-        self.compile_commands = Some(path.into());
-        self
-    }
-
-    /// Adds a folder of prebuilt objects, as `MLA_BUILD_EXPORT` writes them.
-    ///
-    /// The library is made of these objects if they come from the same sources, flags and targets,
-    /// and no variable or setter asks for anything else. No part of the toolkit is then needed. A
-    /// folder without objects is skipped. The environment variable `MLA_BUILD_PREBUILT` names other
-    /// folders, or `none`.
-    pub fn prebuilt(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.prebuilt.push(folder.into());
-        self
-    }
-
-    /// Sets the command that installs the toolkit, for the message that says it is missing. The
-    /// default is a call of pip.
-    pub fn install_command(mut self, command: impl Into<String>) -> Self {
-        self.install_command = Some(command.into());
-        self
-    }
-
-    /// Sets the package's folder. The default is `CARGO_MANIFEST_DIR`.
-    pub fn root(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.root = Some(folder.into());
-        self
-    }
-
-    /// Sets the folder for the library. The default is `OUT_DIR`. If this is set, nothing is
-    /// printed for Cargo.
-    pub fn out_dir(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.out_dir = Some(folder.into());
-        self
-    }
-
-    /// Sets the cache's folder. The default is `MLA_BUILD_CACHE`, or `mla-build` in the user's
-    /// cache folder.
-    pub fn cache(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.cache = Some(folder.into());
-        self
-    }
-
-    /// Sets the toolkit to use, in place of a search.
-    pub fn cuda_home(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.cuda_home = Some(folder.into());
-        self
-    }
-
-    /// Sets the C++ compiler that nvcc uses. The default is `NVCC_CCBIN`, or what the `cc` crate
-    /// finds.
-    pub fn host_compiler(mut self, path: impl Into<PathBuf>) -> Self {
-        self.host_compiler = Some(path.into());
-        self
+    setters! {
+        /// Writes `compile_commands.json` to this path, for clangd. The environment variable
+        /// `MLA_BUILD_COMPILE_COMMANDS` asks for the same, with the path as its value.
+        compile_commands = compile_commands: PathBuf;
+        /// Adds a folder of prebuilt objects, as `MLA_BUILD_EXPORT` writes them.
+        ///
+        /// The library is made of these objects if they come from the same sources, flags and
+        /// targets, and no variable or setter asks for anything else. No part of the toolkit is
+        /// then needed. A folder without objects is skipped. The environment variable
+        /// `MLA_BUILD_PREBUILT` names other folders, or `none`.
+        prebuilt += prebuilt: PathBuf;
+        /// Sets the command that installs the toolkit, for the message that says it is missing. The
+        /// default is a call of pip.
+        install_command = install_command: String;
+        /// Sets the package's folder. The default is `CARGO_MANIFEST_DIR`.
+        root = root: PathBuf;
+        /// Sets the folder for the library. The default is `OUT_DIR`. If this is set, nothing is
+        /// printed for Cargo.
+        out_dir = out_dir: PathBuf;
+        /// Sets the cache's folder. The default is `MLA_BUILD_CACHE`, or `mla-build` in the user's
+        /// cache folder.
+        cache = cache: PathBuf;
+        /// Sets the toolkit to use, in place of a search.
+        cuda_home = cuda_home: PathBuf;
+        /// Sets the C++ compiler that nvcc uses. The default is `NVCC_CCBIN`, or what the `cc`
+        /// crate finds.
+        host_compiler = host_compiler: PathBuf;
     }
 
     /// Sets the maximum number of compilers that run at once, in place of what Cargo's jobserver
