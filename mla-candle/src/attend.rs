@@ -11,7 +11,6 @@ use mla_cpu::Cpu;
 use mla_runtime::backend::StepLimits;
 use mla_runtime::layer::{StepPlan, StepRequest};
 use mla_runtime::model::IndexerConfig;
-use mla_runtime::plan::slots::HostIndex;
 use mla_runtime::select::{Registry, Selection, SelectionRequest};
 use mla_runtime::spec::{Problem, Target};
 
@@ -220,7 +219,10 @@ impl Workspace {
     /// # Errors
     ///
     /// If the requests contradict themselves or each other, or exceed the limits.
-    pub fn plan<T: HostIndex>(&self, requests: &[StepRequest<'_, T>]) -> Result<StepPlan> {
+    pub fn plan<T: Copy + std::fmt::Display + TryInto<i64>>(
+        &self,
+        requests: &[StepRequest<'_, T>],
+    ) -> Result<StepPlan> {
         match &self.0 {
             Of::Cpu(work) => work.plan(requests),
             #[cfg(feature = "cuda")]

@@ -62,7 +62,7 @@ impl<'a, D: Device> Lent<'a, D> {
     /// If these axes have no common distance between rows, or the layer does not have the dtype.
     pub fn rows(self, name: &'static str, inner: usize) -> mla_runtime::Result<TensorRef<'a, D>> {
         let layout = self.form.layout(name, inner)?;
-        mla_runtime::Named::named(TensorRef::new(self.bytes, layout), name)
+        mla_runtime::named(name, TensorRef::new(self.bytes, layout))
     }
 
     /// Returns the numbers of a tensor without gaps, as bytes.
@@ -97,7 +97,7 @@ impl<'a, D: Device> LentMut<'a, D> {
     /// Fails as [`Lent::rows`] does.
     pub fn rows(self, name: &'static str, inner: usize) -> mla_runtime::Result<TensorMut<'a, D>> {
         let layout = self.form.layout(name, inner)?;
-        mla_runtime::Named::named(TensorMut::new(self.bytes, layout), name)
+        mla_runtime::named(name, TensorMut::new(self.bytes, layout))
     }
 
     /// Returns the numbers of a tensor without gaps, as bytes.

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use comfy_table::Cell;
 use mla_runtime::model::KvFormat;
-use mla_runtime::select::{Candidate, Explanation, PhaseExplanation, Registry, SelectionRequest};
+use mla_runtime::select::{Candidate, Explanation, Registry, SelectionRequest};
 use mla_runtime::spec::{
     BackendSpec, Capability, Cause, Feature, GraphSupport, KernelFacts, Phase, Platform, Problem,
     QueryLen, Reason, Run, Target,
@@ -103,9 +103,10 @@ fn describe(explanation: &Explanation, model: &Model) -> String {
         problem.page_size,
         problem.dims
     );
-    for phase in [&explanation.prefill, &explanation.decode] {
+    for phase in [Phase::Prefill, Phase::Decode] {
+        let [verdict, candidates] = [verdict, candidates].map(|it| it(explanation, phase));
         // Writing to a string cannot fail.
-        let _ = write!(text, "\n{}\n{}\n", verdict(phase), candidates(phase));
+        let _ = write!(text, "\n{verdict}\n{candidates}\n");
     }
     let _ = write!(text, "\n{}", model.engine_work());
     if let Some(slots) = model.config.index_topk {
@@ -124,47 +125,42 @@ fn describe(explanation: &Explanation, model: &Model) -> String {
     text
 }
 
-fn verdict(phase: &PhaseExplanation) -> String {
-    let name = phase.phase;
-    match (phase.selected(), phase.preferred()) {
-        (Some(chosen), _) => format!("{name}: {}", chosen.spec.name),
-        (None, Some(asked)) => format!("{name}: none, since {} does not fit", asked.spec.name),
-        (None, None) => match unbuilt(phase) {
+fn verdict(explanation: &Explanation, phase: Phase) -> String {
+    match (explanation.selected(phase), explanation.preferred(phase)) {
+        (Some(chosen), _) => format!("{phase}: {}", chosen.spec.name),
+        (None, Some(asked)) => format!("{phase}: none, since {} does not fit", asked.spec.name),
+        (None, None) => match unbuilt(explanation.candidates(phase)) {
             Some((backend, cause)) => format!(
-                "{name}: none that fits is in this program; {backend} would be chosen: {}",
+                "{phase}: none that fits is in this program; {backend} would be chosen: {}",
                 cause.remedy()
             ),
-            None => format!("{name}: none fits"),
+            None => format!("{phase}: none fits"),
         },
     }
 }
 
 // Returns the first backend that is refused only because this program was built without it. A
 // backend that has not run on any GPU is skipped.
-fn unbuilt(phase: &PhaseExplanation) -> Option<(&'static str, Cause)> {
+fn unbuilt(candidates: &[Candidate]) -> Option<(&'static str, Cause)> {
     let has_run = |candidate: &&Candidate| {
         let runs = candidate.kernels.run_on;
         runs.is_none_or(|runs| !runs.is_empty())
     };
-    phase
-        .candidates
-        .iter()
-        .filter(has_run)
-        .find_map(|candidate| {
-            let mut reasons = candidate.reasons.iter();
-            match (reasons.next()?.cause(), reasons.next()) {
-                (Some(cause @ Cause::FeatureOff { .. }), None) => {
-                    Some((candidate.spec.name, cause))
-                }
-                _ => None,
-            }
-        })
+    candidates.iter().filter(has_run).find_map(|candidate| {
+        let mut reasons = candidate.reasons.iter();
+        match (reasons.next()?.cause(), reasons.next()) {
+            (Some(cause @ Cause::FeatureOff { .. }), None) => Some((candidate.spec.name, cause)),
+            _ => None,
+        }
+    })
 }
 
-fn candidates(phase: &PhaseExplanation) -> String {
+fn candidates(explanation: &Explanation, phase: Phase) -> String {
     let mut table = table(["backend", "priority", "why"]);
-    let chosen = phase.selected().map(|candidate| candidate.spec.name);
-    for candidate in &phase.candidates {
+    let chosen = explanation
+        .selected(phase)
+        .map(|candidate| candidate.spec.name);
+    for candidate in explanation.candidates(phase) {
         let is_chosen = chosen == Some(candidate.spec.name);
         let mut why = if is_chosen {
             format!("selected, by {}", candidate.spec.provider)

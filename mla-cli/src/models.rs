@@ -7,8 +7,8 @@ mod measured;
 mod page;
 
 use mla_runtime::model::{KvFormat, ModelConfig, PRESETS, Preset};
-use mla_runtime::select::{Candidate, PhaseExplanation, Registry, SelectionRequest};
-use mla_runtime::spec::{Capability, Cause, Platform, Problem, Target};
+use mla_runtime::select::{Candidate, Registry, SelectionRequest};
+use mla_runtime::spec::{Capability, Cause, Phase, Platform, Problem, Target};
 use serde::Serialize;
 
 use crate::args::{Format, features};
@@ -249,20 +249,21 @@ impl HardwareReport {
         Ok(Self {
             name,
             capability: target.capability.map(|it| it.to_string()),
-            prefill: (!sparse).then(|| Support::new(&explanation.prefill, target)),
-            decode: Support::new(&explanation.decode, target),
+            prefill: (!sparse)
+                .then(|| Support::new(explanation.candidates(Phase::Prefill), target)),
+            decode: Support::new(explanation.candidates(Phase::Decode), target),
             indexer: sparse.then_some(indexer),
         })
     }
 }
 
 impl Support {
-    fn new(phase: &PhaseExplanation, target: Target) -> Self {
+    fn new(candidates: &[Candidate], target: Target) -> Self {
         let could_run = |candidate: &&Candidate| {
             let mut reasons = candidate.reasons.iter();
             reasons.all(|reason| reason.cause().is_some_and(another_build_has_it))
         };
-        let mut fits = phase.candidates.iter().filter(could_run);
+        let mut fits = candidates.iter().filter(could_run);
         let (mut native, mut adapted) = (None, Vec::new());
         for candidate in &mut fits {
             match package(candidate) {
@@ -277,7 +278,7 @@ impl Support {
         adapted.sort_by_key(|it| it.name);
         let reasons = match native {
             Some(_) => Vec::new(),
-            None => reasons(phase),
+            None => reasons(candidates),
         };
         Self {
             native,
@@ -289,9 +290,9 @@ impl Support {
 
 /// Returns the reasons against the native backends of this platform, except those that depend on
 /// the build.
-fn reasons(phase: &PhaseExplanation) -> Vec<String> {
+fn reasons(candidates: &[Candidate]) -> Vec<String> {
     let native = |it: &&Candidate| package(it).is_none();
-    let lines = phase.candidates.iter().filter(native).filter_map(|it| {
+    let lines = candidates.iter().filter(native).filter_map(|it| {
         let all = || it.reasons.iter();
         let is_elsewhere = all().any(|reason| reason.field() == "platform");
         let own = all().filter(|reason| reason.cause().is_none());

@@ -46,7 +46,7 @@ impl DecodeBackend for Nothing {
         (): &mut (),
         (): &mut (),
     ) -> Result<()> {
-        let lens = batch.host.map(|host| host.seq_lens.len());
+        let lens = batch.host.map(|[_, lens]| lens.len());
         match lens == Some(batch.block_table.requests()) {
             true => Ok(()),
             false => Err(Error::argument(

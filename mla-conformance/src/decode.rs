@@ -13,8 +13,7 @@ use super::trials::{Call, Case, On, checks, own_seeds, stage_items};
 use crate::reference::{self, Array, Attended};
 use mla_runtime::Result;
 use mla_runtime::backend::{
-    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, ListedCache, Query, SlotLists,
-    StepLimits,
+    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, Query, SlotLists, StepLimits,
 };
 use mla_runtime::device::Device;
 use mla_runtime::model::{DType, KvFormat};
@@ -279,7 +278,7 @@ impl<D: Device> Inputs<D> {
         .with_causal(case.causal);
         let [query_lens, seq_lens] = &data.host_lens;
         Ok(match on_host {
-            true => batch.with_host(HostLens::new(query_lens, seq_lens)),
+            true => batch.with_host(query_lens, seq_lens),
             false => batch,
         })
     }
@@ -302,7 +301,7 @@ impl<D: Device> Inputs<D> {
         let counts = self.counts.as_ref().map(|counts| array(counts, tokens));
         let second = self.second.as_ref().map(|(cache, lists)| {
             let lists = array(lists, tokens * case.second_width)?;
-            Result::<_>::Ok(ListedCache::new(cache.view()?, lists, case.second_width))
+            Result::<_>::Ok((cache.view()?, lists, case.second_width))
         });
         let slots = slots
             .with_counts(counts.transpose()?)

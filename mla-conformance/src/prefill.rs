@@ -11,7 +11,7 @@ use super::trials::{Call, Case, On, checks, own_seeds, stage_items};
 use crate::reference::{self, Array};
 use mla_runtime::Result;
 use mla_runtime::backend::{
-    HostLens, Keys, Output, PrefillBackend, PrefillBatch, PrefillCall, PrefillStage, StepLimits,
+    Keys, Output, PrefillBackend, PrefillBatch, PrefillCall, PrefillStage, StepLimits,
 };
 use mla_runtime::device::Device;
 use mla_runtime::plan::context::ContextChunk;
@@ -203,7 +203,7 @@ impl<S: PrefillStage> Case<S> for PrefillCase {
     fn enqueue(call: &mut Call<'_, Self, S>) -> Result<()> {
         let (case, lens) = (&call.case, Lens::new(&call.case));
         let (out, lse) = call.outputs.views()?;
-        let of_chunk = (0, HostLens::new(&lens.query, &lens.key));
+        let of_chunk: (_, [&[u32]; 2]) = (0, [&lens.query, &lens.key]);
         let of_case = call
             .inputs
             .call(case, out)?

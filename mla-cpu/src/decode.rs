@@ -307,7 +307,7 @@ impl CpuDecode {
             heads,
             latent: l,
             cache: Rows::of(&call.cache),
-            second: second.map(|second| Rows::of(&second.cache)),
+            second: second.map(|(cache, ..)| Rows::of(cache)),
             pages,
             seq_lens: requests.seq_lens,
             query_starts: requests.query_starts,
@@ -395,10 +395,10 @@ impl<'a> Lists<'a> {
     // Checks the lists. `end` is the number of slots of the first cache.
     fn of(lists: &SlotLists<'a, Cpu>, tokens: usize, end: usize) -> Result<Self> {
         let first = Slots::of(&lists.slots, lists.width, tokens, end)?;
-        let second = lists.second.as_ref().map(|second| {
-            let end = second.cache.layout().slots();
-            Slots::of(&second.slots, second.width, tokens, end)
-        });
+        let second = lists
+            .second
+            .as_ref()
+            .map(|(cache, slots, width)| Slots::of(slots, *width, tokens, cache.layout().slots()));
         Ok(Self {
             first: first.with_counts(lists.counts.as_ref())?,
             dense_within: lists.dense_within,

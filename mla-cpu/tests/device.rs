@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use mla_conformance::reference;
 use mla_cpu::{Buffer, Cpu, fp8};
 use mla_runtime::Error;
-use mla_runtime::device::{AbsorbedQueries, Device, GatherRows};
+use mla_runtime::device::{Device, GatherRows, absorption};
 use mla_runtime::model::{DType, Element, HeadDims, KvFormat, MlaDims, RotaryStyle};
 use mla_runtime::tensor::{
     ArrayRef, Base2TokensFirst, BlockTable, CacheLayout, CacheMut, CacheRef, Layout, LseLayout,
@@ -735,8 +735,8 @@ fn narrow_tensors_are_named() {
     for ((weights, wanted), out) in cases.into_iter().zip(&mut outs) {
         let to = TensorMut::<Cpu>::new(out, Layout::contiguous(DType::F32, [2, 1, 8]));
         let (query, weights) = (read([2, 1, 8]).unwrap(), read(weights).unwrap());
-        let mut queries = AbsorbedQueries::new(query, weights, to.unwrap());
-        let refused = queries.product().map(drop).unwrap_err();
+        let mut to = to.unwrap();
+        let refused = absorption(&query, &weights, &mut to).map(drop).unwrap_err();
         assert_eq!(refused.to_string(), wanted);
     }
 }

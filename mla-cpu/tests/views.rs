@@ -12,7 +12,7 @@ use mla_runtime::tensor::{
     ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides, Layout, LseLayout, LseRef,
     Memory as _, Natural, TensorMut, TensorRef,
 };
-use mla_runtime::{Named as _, Result};
+use mla_runtime::{Result, named};
 
 const DIMS: MlaDims = MlaDims::new(8, HeadDims::new(4, 4, 4));
 
@@ -57,9 +57,9 @@ fn overflowing_sizes_are_refused() {
 #[test]
 fn refused_views_are_named() {
     fn said<T>(name: &'static str, view: Result<T>) -> String {
-        let error = view.named(name).map(drop).unwrap_err();
+        let error = named(name, view).map(drop).unwrap_err();
         // The first name stays.
-        let again = Err::<(), _>(error).named(name);
+        let again = named(name, Err::<(), _>(error));
         again.unwrap_err().to_string()
     }
     let mut out = [0u8; 64];
@@ -106,7 +106,7 @@ fn refused_views_are_named() {
          accepted rows of 48 bytes that do not overlap and lie within 32 bytes"
     );
     // An error that is not about an argument stays unchanged.
-    let error = Cpu::new().allocate(usize::MAX).named("cache").map(drop);
+    let error = named("cache", Cpu::new().allocate(usize::MAX)).map(drop);
     assert_eq!(
         error.unwrap_err().to_string(),
         "memory: given a need of 18446744073709551615 bytes on cpu, accepted as many as are free"

@@ -207,8 +207,8 @@ impl PrefillBackend for Cudnn {
         (): &(),
     ) -> Result<()> {
         state.made_for.check_same("state", &self.config.problem)?;
-        if let Some((index, lens)) = call.chunk {
-            let lens = Lens::of_chunk(lens.query_lens, lens.seq_lens, index);
+        if let Some((index, [query_lens, key_lens])) = call.chunk {
+            let lens = Lens::of_chunk(query_lens, key_lens, index);
             return self.attend(device, call, state, lens);
         }
         let query_lens = std::mem::take(&mut state.query_lens);

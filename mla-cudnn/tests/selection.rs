@@ -10,7 +10,7 @@ fn reasons(target: Target) -> Vec<String> {
     let mut request = SelectionRequest::new(target, Problem::new(MlaDims::R1, 16, DType::BF16));
     request.prefill = Some("CUDNN".to_owned());
     let explanation = Registry::linked().unwrap().explain(&request).unwrap();
-    let mut candidates = explanation.phase(Phase::Prefill).candidates.iter();
+    let mut candidates = explanation.candidates(Phase::Prefill).iter();
     let candidate = candidates.find(|found| found.spec.name == "CUDNN").unwrap();
     candidate
         .reasons

@@ -385,13 +385,13 @@ impl FlashInferMlaPlan {
         self.prepared_for = None;
         let accepted =
             "the query tokens and the length of each request: FlashInfer plans on the host";
-        let host = batch
+        let [query_lens, seq_lens] = batch
             .host
             .ok_or_else(|| Error::argument("host lengths", "none", accepted))?;
         let (requests, max_pages) = (batch.block_table.requests(), batch.block_table.max_pages());
         for (field, given) in [
-            ("host query lengths", host.query_lens.len()),
-            ("host lengths", host.seq_lens.len()),
+            ("host query lengths", query_lens.len()),
+            ("host lengths", seq_lens.len()),
         ] {
             if given != requests {
                 return Err(Error::argument(field, given, requests));
@@ -412,7 +412,7 @@ impl FlashInferMlaPlan {
         self.host.lens.clear();
         self.host.query_starts.push(0);
         let mut end = 0;
-        for (request, (query, len)) in host.query_lens.iter().zip(host.seq_lens).enumerate() {
+        for (request, (query, len)) in query_lens.iter().zip(seq_lens).enumerate() {
             end += *query as usize;
             self.host.query_starts.push(int("query tokens", end)?);
             self.host

@@ -479,8 +479,8 @@ impl PrefillBackend for FlashInfer {
             .check_same("metadata", &self.config.problem)?;
         let plan = match call.chunk {
             None => &plans.new_tokens,
-            Some((index, lens)) => {
-                let lens = (lens.query_lens, lens.seq_lens);
+            Some((index, [query_lens, key_lens])) => {
+                let lens = (query_lens, key_lens);
                 let planned = plans.chunks.get(index);
                 match planned.filter(|plan| plan.is_for(lens)) {
                     Some(plan) => plan,

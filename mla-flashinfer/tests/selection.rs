@@ -22,7 +22,7 @@ fn reasons(
     }
     change(&mut request);
     let explanation = Registry::linked().unwrap().explain(&request).unwrap();
-    let mut candidates = explanation.phase(phase).candidates.iter();
+    let mut candidates = explanation.candidates(phase).iter();
     let candidate = candidates
         .find(|candidate| candidate.spec.name == name)
         .unwrap();

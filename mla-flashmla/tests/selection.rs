@@ -13,7 +13,7 @@ const R1: Problem = Problem::new(MlaDims::R1, 16, DType::BF16).with_page_size(64
 fn reasons(target: Target, problem: Problem) -> Vec<String> {
     let request = SelectionRequest::new(target, problem).with_decode("FLASHMLA");
     let explanation = Registry::linked().unwrap().explain(&request).unwrap();
-    let candidate = explanation.decode.preferred().unwrap();
+    let candidate = explanation.preferred(Phase::Decode).unwrap();
     let reasons = candidate.reasons.iter();
     reasons.map(|reason| reason.to_string()).collect()
 }

@@ -127,25 +127,22 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// ```
 /// # use mla_cpu::Cpu;
-/// use mla_runtime::Named as _;
+/// use mla_runtime::named;
 /// use mla_runtime::tensor::TensorRef;
 ///
 /// let q_latent = [0.0f32; 8];
-/// let error = TensorRef::<Cpu>::from_slice(&q_latent, [2, 1, 8]).named("q_latent").unwrap_err();
+/// let view = TensorRef::<Cpu>::from_slice(&q_latent, [2, 1, 8]);
+/// let error = named("q_latent", view).unwrap_err();
 /// assert_eq!(
 ///     error.to_string(),
 ///     "q_latent: given layout f32 [2, 1, 8] strides [8, 8, 1], accepted one that lies within 32 \
 ///      bytes"
 /// );
 /// ```
-pub trait Named {
-    /// The same result, with [`Error::named`] applied to an error.
-    #[must_use]
-    fn named(self, name: &'static str) -> Self;
-}
-
-impl<T> Named for Result<T> {
-    fn named(self, name: &'static str) -> Self {
-        self.map_err(|error| error.named(name))
-    }
+///
+/// # Errors
+///
+/// The error of `result`, with [`Error::named`] applied to it.
+pub fn named<T>(name: &'static str, result: Result<T>) -> Result<T> {
+    result.map_err(|error| error.named(name))
 }

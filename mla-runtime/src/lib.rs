@@ -50,7 +50,7 @@ mod suggestion;
 pub mod tensor;
 mod text;
 
-pub use error::{Error, Named, Result};
+pub use error::{Error, Result, named};
 pub use mla_macros::mla_backend;
 
 /// An item that only this crate has. If the attribute's key `crate` names another crate, the

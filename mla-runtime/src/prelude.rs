@@ -1,6 +1,5 @@
 //! The names that an engine uses in most files: `use mla_runtime::prelude::*;`.
 
-pub use crate::Named;
 pub use crate::backend::{LayerConfig, StepLimits};
 pub use crate::device::Device;
 pub use crate::layer::{
@@ -8,6 +7,7 @@ pub use crate::layer::{
     Weights, Workspace,
 };
 pub use crate::model::{DType, HeadDims, KvFormat, MlaDims, ModelConfig};
+pub use crate::named;
 pub use crate::select::{Registry, Selection, SelectionError, SelectionRequest};
 pub use crate::spec::Problem;
 pub use crate::tensor::{

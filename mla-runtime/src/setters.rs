@@ -1,5 +1,5 @@
 //! Setters of structs that may get new fields. Such a struct has a constructor, and a method
-//! `with_…` for each field.
+//! `with_…` for each field. Also copies of views.
 
 /// Writes the setters. Each takes the struct by value, so calls can be chained. They also work in
 /// constants.
@@ -34,4 +34,17 @@ macro_rules! options {
     };
 }
 
-pub(crate) use {options, setters};
+/// Makes views copies of themselves. A derived implementation would ask the same of the device.
+macro_rules! copies {
+    ([$($bounds:tt)*] $type:ty) => {
+        impl<$($bounds)*> Clone for $type {
+            fn clone(&self) -> Self {
+                *self
+            }
+        }
+
+        impl<$($bounds)*> Copy for $type {}
+    };
+}
+
+pub(crate) use {copies, options, setters};

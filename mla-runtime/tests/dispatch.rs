@@ -146,8 +146,7 @@ fn compiler_and_selection_agree() {
     let mut lines: Vec<&str> = lines.collect();
     lines.sort_unstable();
     let mut want: Vec<String> = explanation
-        .decode
-        .candidates
+        .candidates(Phase::Decode)
         .iter()
         .map(|candidate| format!("  {}: {}", candidate.spec.name, candidate.reasons))
         .collect();
@@ -167,7 +166,7 @@ fn uncompiled_or_unrun_is_a_reason() {
     };
     let why = |target, name: &str| {
         let explanation = registry.explain(&request(target, None)).unwrap();
-        let mut candidates = explanation.decode.candidates.into_iter();
+        let mut candidates = explanation.candidates(Phase::Decode).iter();
         let candidate = candidates.find(|candidate| candidate.spec.name == name);
         candidate.map(|candidate| {
             candidate
@@ -272,7 +271,7 @@ proptest! {
             registry.add(Entry::known(*spec, || Ok(()))).unwrap();
         }
         let explanation = registry.explain(&SelectionRequest::new(target, problem)).unwrap();
-        let want = explanation.decode.selected().map(|candidate| candidate.spec.name);
+        let want = explanation.selected(Phase::Decode).map(|candidate| candidate.spec.name);
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(|_| {}));
         let got = std::panic::catch_unwind(|| choose(Phase::Decode, list, target, &problem));

@@ -12,8 +12,8 @@ mod common;
 use mla_cpu::Buffer;
 use mla_runtime::Result;
 use mla_runtime::backend::{
-    DecodeBackend, DecodeCall, LayerConfig, ListedCache, PrefillBackend, PrefillCall,
-    SelectedDecode, SelectedPrefill, SlotLists, StepLimits,
+    DecodeBackend, DecodeCall, LayerConfig, PrefillBackend, PrefillCall, SelectedDecode,
+    SelectedPrefill, SlotLists, StepLimits,
 };
 use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights};
 use mla_runtime::model::{DType, MlaDims, RotaryStyle};
@@ -195,7 +195,7 @@ impl Buffers {
         let positions = ArrayRef::new(Inert::bytes(&self.positions), 1).unwrap();
         let list = |buffer| ArrayRef::new(Inert::bytes(buffer), 1).unwrap();
         let second = CacheRef::new(Inert::bytes(&self.second_cache), layout).unwrap();
-        let second = ListedCache::new(second, list(&self.second_slots), 1);
+        let second = (second, list(&self.second_slots), 1);
         let slots = SlotLists::new(list(&self.slots), 1)
             .with_counts(Some(list(&self.counts)))
             .with_second(Some(second));

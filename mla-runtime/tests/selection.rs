@@ -2,9 +2,7 @@
 
 use mla_runtime::backend::Entry;
 use mla_runtime::model::{DType, KvFormat, MlaDims};
-use mla_runtime::select::{
-    Explanation, PhaseExplanation, Registry, SelectionError, SelectionRequest, tried_before,
-};
+use mla_runtime::select::{Registry, SelectionError, SelectionRequest, tried_before};
 use mla_runtime::spec::{
     BackendSpec, Capability, CapabilityMatch, Cause, PageSizes, Phase, Platform, Priority, Problem,
     Target,
@@ -54,12 +52,12 @@ fn request(target: Target) -> SelectionRequest {
 
 fn selected_decode(registry: &Registry, request: &SelectionRequest) -> Option<&'static str> {
     let explanation = registry.explain(request).unwrap();
-    explanation.decode.selected().map(|c| c.spec.name)
+    explanation.selected(Phase::Decode).map(|c| c.spec.name)
 }
 
 fn order(registry: &Registry, request: &SelectionRequest) -> Vec<&'static str> {
     let explanation = registry.explain(request).unwrap();
-    let candidates = explanation.decode.candidates.iter();
+    let candidates = explanation.candidates(Phase::Decode).iter();
     candidates.map(|candidate| candidate.spec.name).collect()
 }
 
@@ -127,7 +125,7 @@ fn dry_run_ignores_local_causes() {
     assert_eq!(selected_decode(&registry, &request(HERE)), None);
     let explanation = registry.explain(&request(HERE)).unwrap();
     assert_eq!(
-        explanation.decode.candidates[0].reasons.to_string(),
+        explanation.candidates(Phase::Decode)[0].reasons.to_string(),
         "no driver on this machine; install the driver"
     );
     // A feature that is off is missing from the program, on whatever machine it runs.
@@ -147,7 +145,7 @@ fn unknown_capability() {
     let registry = registry(&[decode("D", 0)]);
     let explanation = registry.explain(&request(target)).unwrap();
     assert_eq!(
-        explanation.decode.candidates[0].reasons.to_string(),
+        explanation.candidates(Phase::Decode)[0].reasons.to_string(),
         "capability: given unknown, accepted any"
     );
 }
@@ -162,9 +160,10 @@ fn no_cpu_fallback() {
         Some("CPU")
     );
     let asked = request(SM90).with_decode("CPU");
-    let reasons = registry.explain(&asked).unwrap().decode;
+    let explanation = registry.explain(&asked).unwrap();
+    let asked = explanation.preferred(Phase::Decode).unwrap();
     assert_eq!(
-        reasons.preferred().unwrap().reasons.to_string(),
+        asked.reasons.to_string(),
         "platform: given cuda, accepted cpu"
     );
 }
@@ -208,7 +207,7 @@ fn formats_need_both_phases() {
     let explanation = registry.explain(&request).unwrap();
     assert!(!explanation.fits());
     assert_eq!(explanation.problem.kv_format, KvFormat::Fp8);
-    assert_eq!(explanation.decode.candidates[0].reasons.len(), 1);
+    assert_eq!(explanation.candidates(Phase::Decode)[0].reasons.len(), 1);
 }
 
 #[test]
@@ -320,9 +319,9 @@ const INSTEAD_OF_FLASH_ATTN: &str = "not built here: in its place mla-kernels ha
 #[test]
 fn unlinked_crate_is_named() {
     let registry = Registry::known();
-    let row = |target, phase: fn(Explanation) -> PhaseExplanation, name| {
-        let explanation = phase(registry.explain(&request(target)).unwrap());
-        let mut candidates = explanation.candidates.into_iter();
+    let row = |target, name| {
+        let explanation = registry.explain(&request(target)).unwrap();
+        let mut candidates = explanation.candidates(Phase::Decode).iter();
         let row = candidates.find(|c| c.spec.name == name).unwrap();
         row.reasons.to_string()
     };
@@ -334,22 +333,20 @@ fn unlinked_crate_is_named() {
             "not linked: the crate {package} has it; depend on {package}, for a GPU with the \
              feature of its family, and name it in the program"
         );
-        assert_eq!(row(target, |e| e.decode, name), expected);
+        assert_eq!(row(target, name), expected);
     }
 }
 
 #[test]
 fn foreign_names_have_replacements() {
     let explanation = Registry::known().explain(&request(SM90)).unwrap();
-    let row = |phase: &PhaseExplanation, name: &str| {
-        let row = phase.candidates.iter().find(|c| c.spec.name == name);
+    let row = |phase, name: &str| {
+        let mut candidates = explanation.candidates(phase).iter();
+        let row = candidates.find(|c| c.spec.name == name);
         let reasons = row.unwrap().reasons.iter();
         reasons.last().unwrap().to_string()
     };
-    assert_eq!(
-        row(&explanation.prefill, "FLASH_ATTN"),
-        INSTEAD_OF_FLASH_ATTN
-    );
+    assert_eq!(row(Phase::Prefill, "FLASH_ATTN"), INSTEAD_OF_FLASH_ATTN);
     for (name, backends) in [
         ("FLASH_ATTN_MLA", "WGMMA_MLA"),
         (
@@ -368,7 +365,7 @@ fn foreign_names_have_replacements() {
             "not built here: in its place mla-kernels has {backends}; ask for that by its name, \
              or for none"
         );
-        assert_eq!(row(&explanation.decode, name), expected);
+        assert_eq!(row(Phase::Decode, name), expected);
     }
 }
 
@@ -380,7 +377,7 @@ fn known_name_needs_its_hardware() {
     registry.add(Entry::known(NATIVE, available)).unwrap();
     let row = |target| {
         let explanation = registry.explain(&request(target)).unwrap();
-        let mut candidates = explanation.prefill.candidates.into_iter();
+        let mut candidates = explanation.candidates(Phase::Prefill).iter();
         let row = candidates.find(|c| c.spec.name == "FLASH_ATTN").unwrap();
         (row.spec.provider, row.reasons.to_string())
     };
@@ -455,9 +452,9 @@ fn refused_preference_has_reasons() {
         .with_decode("FLASHMLA")
         .with_page_sizes(&[16]);
     let explanation = registry.explain(&request).unwrap();
-    assert!(explanation.decode.selected().is_none());
+    assert!(explanation.selected(Phase::Decode).is_none());
     assert_eq!(
-        explanation.decode.preferred().unwrap().spec.name,
+        explanation.preferred(Phase::Decode).unwrap().spec.name,
         "FLASHMLA"
     );
     let mut registry = registry;

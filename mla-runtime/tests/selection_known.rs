@@ -7,7 +7,7 @@
 use mla_runtime::backend::Entry;
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
 use mla_runtime::select::known::KNOWN;
-use mla_runtime::select::{PhaseExplanation, Registry, SelectionError, SelectionRequest};
+use mla_runtime::select::{Explanation, Registry, SelectionError, SelectionRequest};
 use mla_runtime::spec::{
     Capability, Feature, FeatureSet, GraphSupport, LseOutput, Phase, Platform, Problem, QueryLen,
     Target,
@@ -223,10 +223,9 @@ fn ordered(
 
 // Returns the candidates of the tables. The tables are about GPUs; mla-cpu tests the CPU's own
 // backends.
-fn found(phase: &PhaseExplanation) -> Vec<(&'static str, Vec<&'static str>)> {
-    phase
-        .candidates
-        .iter()
+fn found(explanation: &Explanation, phase: Phase) -> Vec<(&'static str, Vec<&'static str>)> {
+    let candidates = explanation.candidates(phase).iter();
+    candidates
         .filter(|candidate| candidate.spec.name != "CPU")
         .map(|candidate| {
             let fields = candidate.reasons.iter().map(|reason| reason.field());
@@ -257,17 +256,17 @@ fn gaps_have_all_reasons() {
         let explanation = registry.explain(&request).unwrap();
         let missing = &["availability"];
         assert_eq!(
-            found(&explanation.prefill),
+            found(&explanation, Phase::Prefill),
             ordered(case.prefill(), missing),
             "{request:?}"
         );
         assert_eq!(
-            found(&explanation.decode),
+            found(&explanation, Phase::Decode),
             ordered(case.decode(), missing),
             "{request:?}"
         );
-        assert!(explanation.prefill.selected().is_none());
-        assert!(explanation.decode.selected().is_none());
+        assert!(explanation.selected(Phase::Prefill).is_none());
+        assert!(explanation.selected(Phase::Decode).is_none());
     });
 }
 
@@ -279,14 +278,20 @@ fn first_allowed_is_selected() {
         let request = case.request();
         let explanation = registry.explain(&request).unwrap();
         for (phase, tried) in [
-            (&explanation.prefill, case.prefill()),
-            (&explanation.decode, case.decode()),
+            (Phase::Prefill, case.prefill()),
+            (Phase::Decode, case.decode()),
         ] {
             let first = tried.iter().find(|(_, fields)| fields.is_empty());
-            let chosen = phase.selected().map(|candidate| candidate.spec.name);
+            let chosen = explanation
+                .selected(phase)
+                .map(|candidate| candidate.spec.name);
             assert_eq!(chosen, first.map(|(name, _)| *name), "{request:?}");
-            assert_eq!(found(phase), ordered(tried, &[]), "{request:?}");
-            selected.extend(chosen.map(|name| (phase.phase, name)));
+            assert_eq!(
+                found(&explanation, phase),
+                ordered(tried, &[]),
+                "{request:?}"
+            );
+            selected.extend(chosen.map(|name| (phase, name)));
         }
     });
     // The cases cover every backend that can be selected at all. Each of the others comes after a
@@ -318,16 +323,28 @@ fn preference_is_never_replaced() {
         for (name, fields) in case.decode() {
             let request = case.request().with_decode(name);
             let explanation = registry.explain(&request).unwrap();
-            assert_eq!(explanation.decode.preferred().unwrap().spec.name, name);
-            assert_eq!(explanation.decode.candidates, automatic.decode.candidates);
-            assert_eq!(explanation.prefill, automatic.prefill);
-            let chosen = explanation.decode.selected().map(|c| c.spec.name);
+            assert_eq!(
+                explanation.preferred(Phase::Decode).unwrap().spec.name,
+                name
+            );
+            assert_eq!(
+                explanation.candidates(Phase::Decode),
+                automatic.candidates(Phase::Decode)
+            );
+            let prefill = |it: &Explanation| {
+                (
+                    it.candidates(Phase::Prefill).to_vec(),
+                    it.selected(Phase::Prefill).cloned(),
+                )
+            };
+            assert_eq!(prefill(&explanation), prefill(&automatic));
+            let chosen = explanation.selected(Phase::Decode).map(|c| c.spec.name);
             assert_eq!(chosen, fields.is_empty().then_some(name), "{request:?}");
         }
         for (name, fields) in case.prefill() {
             let request = case.request().with_prefill(name);
             let explanation = registry.explain(&request).unwrap();
-            let chosen = explanation.prefill.selected().map(|c| c.spec.name);
+            let chosen = explanation.selected(Phase::Prefill).map(|c| c.spec.name);
             assert_eq!(chosen, fields.is_empty().then_some(name), "{request:?}");
             match registry.select(&request) {
                 Ok(selection) => assert_eq!(selection.prefill.name, name),
@@ -390,8 +407,8 @@ fn query_lengths_and_graphs() {
     let registry = all_built();
     let sm100 = Target::dry_run(Capability::new(10, 0));
     let fields = |request: &SelectionRequest, name: &str| {
-        let decode = registry.explain(request).unwrap().decode;
-        let (_, fields) = found(&decode)
+        let explanation = registry.explain(request).unwrap();
+        let (_, fields) = found(&explanation, Phase::Decode)
             .into_iter()
             .find(|(n, _)| *n == name)
             .unwrap();
@@ -411,7 +428,12 @@ fn query_lengths_and_graphs() {
 fn kinds_of_devices_stay_apart() {
     let request = SelectionRequest::new(Target::CPU, Problem::new(MlaDims::R1, 16, DType::F32));
     let explanation = Registry::known().explain(&request).unwrap();
-    for (name, fields) in [found(&explanation.prefill), found(&explanation.decode)].concat() {
+    for (name, fields) in [
+        found(&explanation, Phase::Prefill),
+        found(&explanation, Phase::Decode),
+    ]
+    .concat()
+    {
         // A backend registered as CUSTOM may run on a processor.
         let expected = if name == "CUSTOM" {
             "availability"

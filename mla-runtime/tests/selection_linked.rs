@@ -39,7 +39,7 @@ fn unsaid_targets_need_a_name() {
     let selection = registry.select(&asked).unwrap();
     assert_eq!(selection.decode, Unsaid::SPEC);
     let explanation = registry.explain(&request(GPU.target())).unwrap();
-    let mut candidates = explanation.decode.candidates.iter();
+    let mut candidates = explanation.candidates(Phase::Decode).iter();
     let unsaid = candidates.find(|it| it.spec.name == Unsaid::SPEC.name);
     let reasons: Vec<_> = unsaid
         .unwrap()

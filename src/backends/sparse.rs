@@ -1,8 +1,9 @@
 //! Calls of sparse absorbed attention through the kernels' C interface, for the kernels of all
 //! families.
 
-use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, ListedCache, Output};
+use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, Output};
 use mla_runtime::spec::BackendSpec;
+use mla_runtime::tensor::{ArrayRef, CacheRef};
 use mla_runtime::{Error, Result};
 
 use crate::device::Cuda;
@@ -109,21 +110,23 @@ fn add_dense_requests(
 }
 
 /// Returns the parameters of a second cache and its lists.
-fn listed(second: &ListedCache<'_, Cuda>) -> Result<raw::MlaListedCache> {
-    let layout = second.cache.layout();
+fn listed(
+    (cache, slots, width): &(CacheRef<'_, Cuda>, ArrayRef<'_, Cuda, i32>, usize),
+) -> Result<raw::MlaListedCache> {
+    let layout = cache.layout();
     let rope = layout.rope_strides();
     Ok(raw::MlaListedCache {
-        cache: second.cache.bytes().address() as *const _,
-        cache_rope: second.cache.rope_bytes().address() as *const _,
-        lists: second.slots.bytes().address() as *const _,
+        cache: cache.bytes().address() as *const _,
+        cache_rope: cache.rope_bytes().address() as *const _,
+        lists: slots.bytes().address() as *const _,
         counts: std::ptr::null(),
         cache_page_stride: wide("second page stride", layout.page_stride)?,
         cache_slot_stride: wide("second row stride", layout.row_stride)?,
         cache_rope_page_stride: wide("second rope page stride", rope.page_stride)?,
         cache_rope_slot_stride: wide("second rope row stride", rope.row_stride)?,
-        list_stride: wide("second slots", second.width)?,
+        list_stride: wide("second slots", *width)?,
         pages: wide("second pages", layout.pages)?,
-        width: narrow("second slots", second.width)?,
+        width: narrow("second slots", *width)?,
         page_size: narrow("second page size", layout.page_size)?,
     })
 }

@@ -17,27 +17,16 @@ use mla_runtime::spec::Capability;
 use super::graph::Graph;
 use super::{Cuda, failed};
 
-/// A kernel, and the code that the driver loaded for it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct LoadedKernel {
-    /// The name in the machine code, as the C++ compiler mangled it. Drivers before CUDA 12.3 do
-    /// not report it.
-    pub symbol: Option<String>,
-    /// The GPU for which nvcc or the driver made the machine code.
-    pub machine_code: Capability,
-    /// The GPU for which the PTX was made that became the machine code.
-    pub ptx: Capability,
-}
-
 impl Cuda {
     /// Returns the kernels that a graph of this device launches, one entry for each launch, in no
-    /// particular order.
+    /// particular order. An entry has the name in the machine code, as the C++ compiler mangled it,
+    /// unless the driver is older than CUDA 12.3. Then come two GPUs: the one for which nvcc or the
+    /// driver made the machine code, and the one for which the PTX was made that became it.
     ///
     /// # Errors
     ///
     /// If the driver refuses, or if the graph belongs to another stream.
-    pub fn loaded_kernels(&self, graph: &Graph) -> Result<Vec<LoadedKernel>> {
+    pub fn loaded_kernels(&self, graph: &Graph) -> Result<Vec<(Option<String>, [Capability; 2])>> {
         self.check_stream("graph", graph.stream_id())?;
         self.make_current()?;
         let nodes = nodes(graph).map_err(failed("list a graph's nodes"))?;
@@ -84,18 +73,18 @@ fn function(node: CUgraphNode) -> std::result::Result<Option<CUfunction>, Driver
     Ok(Some(function))
 }
 
-fn describe(function: CUfunction) -> std::result::Result<LoadedKernel, DriverError> {
+fn describe(
+    function: CUfunction,
+) -> std::result::Result<(Option<String>, [Capability; 2]), DriverError> {
     let version = |attribute: CUfunction_attribute| {
         let mut version = 0;
         // SAFETY: the function is loaded, as its graph was instantiated.
         unsafe { sys::cuFuncGetAttribute(&raw mut version, attribute, function) }.result()?;
         Ok::<_, DriverError>(capability(version))
     };
-    Ok(LoadedKernel {
-        symbol: symbol(function)?,
-        machine_code: version(CU_FUNC_ATTRIBUTE_BINARY_VERSION)?,
-        ptx: version(CU_FUNC_ATTRIBUTE_PTX_VERSION)?,
-    })
+    let machine_code = version(CU_FUNC_ATTRIBUTE_BINARY_VERSION)?;
+    let ptx = version(CU_FUNC_ATTRIBUTE_PTX_VERSION)?;
+    Ok((symbol(function)?, [machine_code, ptx]))
 }
 
 /// Type of the driver function that names a kernel's function. It came with CUDA 12.3.

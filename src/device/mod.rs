@@ -50,7 +50,6 @@ pub use cudarc;
 use cudarc::driver::{CudaContext, CudaStream};
 pub use graph::Graph;
 pub use lend::{Lend, LendMut, Loans};
-pub use loaded::LoadedKernel;
 pub use memory::{Buffer, Bytes, BytesMut};
 use mla_runtime::spec::{Capability, Target};
 use mla_runtime::{Error, Result};

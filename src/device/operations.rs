@@ -6,8 +6,8 @@ use std::ops::Range;
 use cudarc::driver::{result, sys};
 use mla_runtime::device::probe::{Dependents, Guards, Replayed};
 use mla_runtime::device::{
-    AbsorbedQueries, CacheRows, Device, Fp8Blocks, GatherRows, check_gather, check_merge,
-    check_outputs, check_product, check_scatter, check_write,
+    CacheRows, Device, Fp8Blocks, GatherRows, absorption, check_gather, check_merge, check_outputs,
+    check_product, check_scatter, check_write,
 };
 use mla_runtime::plan::crossover::Machine;
 use mla_runtime::spec::{Cause, Platform, Target};
@@ -302,16 +302,18 @@ impl Device for Cuda {
     fn write_cache_and_absorb(
         &self,
         rows: CacheRows<'_, Self>,
-        mut queries: AbsorbedQueries<'_, Self>,
+        query: TensorRef<'_, Self>,
+        weights: TensorRef<'_, Self>,
+        mut to: TensorMut<'_, Self>,
     ) -> Result<()> {
-        let (a, b, c) = queries.product()?;
+        let (a, b, c) = absorption(&query, &weights, &mut to)?;
         self.check_product(&a, &b, &c)?;
         if !head_gemm::fits(Fusion::CacheWrite, &a, &b, &c) {
-            return rows.write_then_absorb(self, queries);
+            return rows.write_then_absorb(self, &query, &weights, to);
         }
         let product = head_gemm::params(&a, &b, c, false)?;
-        let query = queries.rotation(&rows)?;
-        let write = rows_params(self, rows, query)?;
+        let rotation = rows.query_rotation(&query, &weights, &mut to)?;
+        let write = rows_params(self, rows, rotation)?;
         self.bind()?;
         // SAFETY: the tensors were checked to hold what their layouts say, and the layouts agree.
         // Outputs are borrowed mutably, so they do not overlap each other or the inputs. The kernel

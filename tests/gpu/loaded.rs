@@ -1,14 +1,14 @@
 //! Checks that the driver loaded the code that was compiled for this GPU. This is machine code if
 //! the build made it, and otherwise code from the family's PTX.
 
-use mla_kernels::device::{Buffer, LoadedKernel};
+use mla_kernels::device::Buffer;
 use mla_kernels::{Cuda, FAMILIES};
 use mla_runtime::backend::{
-    DecodeBackend, DecodeBatch, DecodeCall, HostLens, Keys, LayerConfig, Output, PrefillBackend,
+    DecodeBackend, DecodeBatch, DecodeCall, Keys, LayerConfig, Output, PrefillBackend,
     PrefillBatch, PrefillCall, Query, SlotLists, StepLimits,
 };
 use mla_runtime::model::{DType, KvFormat, MlaDims};
-use mla_runtime::spec::{Problem, QueryFormat};
+use mla_runtime::spec::{Capability, Problem, QueryFormat};
 use mla_runtime::tensor::{ArrayRef, BlockTable, CacheLayout, CacheRef, Layout};
 
 use crate::common::{gpu, upload};
@@ -27,12 +27,15 @@ fn numbers(gpu: &Cuda, numbers: &[i32]) -> Buffer {
     upload(gpu, bytemuck::cast_slice(numbers)).unwrap()
 }
 
+/// A kernel, and the GPUs of its machine code and of its PTX.
+type Loaded = (Option<String>, [Capability; 2]);
+
 /// Returns the kernels of a decode of one token. Sparse ones have a list of `list` slots.
 fn decode<B: DecodeBackend<Device = Cuda>>(
     gpu: &Cuda,
     format: KvFormat,
     list: Option<usize>,
-) -> Vec<LoadedKernel> {
+) -> Vec<Loaded> {
     let dims = MlaDims::R1;
     let problem = Problem::new(dims, HEADS as u32, DType::BF16)
         .with_kv_format(format)
@@ -59,7 +62,7 @@ fn decode<B: DecodeBackend<Device = Cuda>>(
         let table = BlockTable::new(array(&table, 1), 1, 1).unwrap();
         let batch = DecodeBatch::new(table, (array(&lens, 1), PAGE), (array(&starts, 2), 1));
         match B::SPEC.plans_on_host {
-            true => batch.with_host(HostLens::new(&[1], &[PAGE as u32])),
+            true => batch.with_host(&[1], &[PAGE as u32]),
             false => batch,
         }
     };
@@ -90,7 +93,7 @@ fn decode<B: DecodeBackend<Device = Cuda>>(
 }
 
 /// Returns the kernels of a prefill of one request.
-fn prefill<B: PrefillBackend<Device = Cuda>>(gpu: &Cuda) -> Vec<LoadedKernel> {
+fn prefill<B: PrefillBackend<Device = Cuda>>(gpu: &Cuda) -> Vec<Loaded> {
     const TOKENS: usize = 128;
     let head = MlaDims::R1.head;
     let [nope, rope, qk, v] = [head.nope, head.rope, head.qk(), head.v].map(|n| n as usize);
@@ -140,24 +143,25 @@ fn prefill<B: PrefillBackend<Device = Cuda>>(gpu: &Cuda) -> Vec<LoadedKernel> {
 }
 
 /// Compares kernels with the build's record of their family.
-fn check(gpu: &Cuda, family: &str, kernels: &[LoadedKernel]) {
+fn check(gpu: &Cuda, family: &str, kernels: &[Loaded]) {
     let compiled = FAMILIES.iter().find(|it| it.name == family).unwrap();
     let here = gpu.gpu().capability;
     assert!(!kernels.is_empty(), "{family}: no kernel was launched");
     // This is `mla::sm80::decode::…`, mangled.
     let namespace = format!("3mla{}{family}", family.len());
     for kernel in kernels {
-        let symbol = kernel.symbol.as_deref().unwrap();
+        let (symbol, [machine_code, ptx]) = kernel;
+        let symbol = symbol.as_deref().unwrap();
         assert!(symbol.contains(&namespace), "{family}: {kernel:?}");
         match compiled.machine_code_on(here) {
             Some((target, of)) => {
-                assert_eq!(kernel.machine_code, of, "{target}: {kernel:?}");
-                assert!(kernel.ptx <= of, "{target}: {kernel:?}");
+                assert_eq!(*machine_code, of, "{target}: {kernel:?}");
+                assert!(*ptx <= of, "{target}: {kernel:?}");
             }
             None => {
                 let (target, of) = compiled.ptx_on(here).expect("code that this GPU runs");
-                assert_eq!(kernel.machine_code, here, "{target}: {kernel:?}");
-                assert_eq!(kernel.ptx, of, "{target}: {kernel:?}");
+                assert_eq!(*machine_code, here, "{target}: {kernel:?}");
+                assert_eq!(*ptx, of, "{target}: {kernel:?}");
             }
         }
     }
@@ -167,20 +171,13 @@ fn check(gpu: &Cuda, family: &str, kernels: &[LoadedKernel]) {
 #[test]
 #[ignore = "needs a GPU: cargo test -r --features sm80 --test gpu -- --ignored loaded"]
 fn of_the_portable_family_the_code_for_this_gpu_is_loaded() {
-    use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaDs, MmaMlaPerToken, MmaMlaSparse};
+    use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaScaled, MmaMlaSparse};
 
     let gpu = &*gpu();
     check(gpu, "sm80", &decode::<MmaMla>(gpu, KvFormat::BF16, None));
-    check(
-        gpu,
-        "sm80",
-        &decode::<MmaMlaDs>(gpu, KvFormat::Fp8DsMla, None),
-    );
-    check(
-        gpu,
-        "sm80",
-        &decode::<MmaMlaPerToken>(gpu, KvFormat::Fp8PerToken, None),
-    );
+    for format in [KvFormat::Fp8DsMla, KvFormat::Fp8PerToken] {
+        check(gpu, "sm80", &decode::<MmaMlaScaled>(gpu, format, None));
+    }
     check(
         gpu,
         "sm80",

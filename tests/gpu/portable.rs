@@ -6,7 +6,7 @@ mod impatient;
 mod smaller;
 
 use mla_kernels::backends::sm80::{
-    MmaAttn, MmaMla, MmaMlaDs, MmaMlaPerToken, MmaMlaSparse, MmaMlaSparseNarrow,
+    MmaAttn, MmaMla, MmaMlaScaled, MmaMlaSparse, MmaMlaSparseNarrow,
 };
 use smaller::Smaller;
 
@@ -34,16 +34,9 @@ macro_rules! conformance {
 conformance!(mma_mla: decode_conformance of MmaMla);
 conformance!(mma_mla_with_99_kb: decode_conformance of Smaller<MmaMla, GEFORCE, 48>);
 conformance!(mma_mla_with_163_kb: decode_conformance of Smaller<MmaMla, A100, 72>);
-conformance!(mma_mla_ds: decode_conformance of MmaMlaDs);
-conformance!(mma_mla_ds_with_99_kb: decode_conformance of Smaller<MmaMlaDs, GEFORCE, 48>);
-conformance!(mma_mla_ds_with_163_kb: decode_conformance of Smaller<MmaMlaDs, A100, 72>);
-conformance!(mma_mla_per_token: decode_conformance of MmaMlaPerToken);
-conformance!(
-    mma_mla_per_token_with_99_kb: decode_conformance of Smaller<MmaMlaPerToken, GEFORCE, 48>
-);
-conformance!(
-    mma_mla_per_token_with_163_kb: decode_conformance of Smaller<MmaMlaPerToken, A100, 72>
-);
+conformance!(mma_mla_scaled: decode_conformance of MmaMlaScaled);
+conformance!(mma_mla_scaled_with_99_kb: decode_conformance of Smaller<MmaMlaScaled, GEFORCE, 48>);
+conformance!(mma_mla_scaled_with_163_kb: decode_conformance of Smaller<MmaMlaScaled, A100, 72>);
 conformance!(mma_mla_sparse: decode_conformance of MmaMlaSparse);
 conformance!(mma_mla_sparse_with_99_kb: decode_conformance of Smaller<MmaMlaSparse, GEFORCE, 48>);
 conformance!(mma_mla_sparse_with_163_kb: decode_conformance of Smaller<MmaMlaSparse, A100, 72>);

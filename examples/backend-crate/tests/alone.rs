@@ -15,7 +15,7 @@ fn why(target: Target) -> String {
             Problem::new(MlaDims::R1, 256, DType::BF16),
         ))
         .unwrap();
-    let candidates = explanation.phase(Phase::Decode).candidates.iter();
+    let candidates = explanation.candidates(Phase::Decode).iter();
     let mut found = candidates.filter(|candidate| candidate.spec == Naive::SPEC);
     found.next().unwrap().reasons.iter().map(|reason| reason.to_string()).collect()
 }

@@ -7,7 +7,6 @@ use mla_runtime::layer::{
     LayerCall, SelectedLayer, SelectedWorkspace, StepPlan, StepRequest, Weights,
 };
 use mla_runtime::model::IndexerConfig;
-use mla_runtime::plan::slots::HostIndex;
 use mla_runtime::select::Selection;
 use mla_runtime::tensor::{ArrayRef, Rotary};
 
@@ -70,7 +69,7 @@ impl<D: Selecting> Parts<D> {
 }
 
 impl<D: Selecting> Work<D> {
-    pub(super) fn plan<T: HostIndex>(
+    pub(super) fn plan<T: Copy + std::fmt::Display + TryInto<i64>>(
         &self,
         requests: &[StepRequest<'_, T>],
     ) -> mla_runtime::Result<StepPlan> {

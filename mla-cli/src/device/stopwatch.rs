@@ -40,17 +40,6 @@ pub struct Loaded {
     pub ptx: String,
 }
 
-#[cfg(feature = "gpu")]
-impl From<mla_kernels::device::LoadedKernel> for Loaded {
-    fn from(kernel: mla_kernels::device::LoadedKernel) -> Self {
-        Self {
-            symbol: kernel.symbol,
-            machine_code: kernel.machine_code.to_string(),
-            ptx: kernel.ptx.to_string(),
-        }
-    }
-}
-
 /// A device on which work can be timed.
 pub trait Stopwatch: Device {
     /// Returns the number of bytes to write so that no hardware cache holds anything else.
@@ -251,7 +240,12 @@ mod cuda {
         fn loaded(&self, work: &mut dyn FnMut(&Self) -> Result<()>) -> Result<Vec<Loaded>> {
             let graph = self.capture(work)?;
             let kernels = self.loaded_kernels(&graph)?.into_iter();
-            Ok(kernels.map(Loaded::from).collect())
+            let loaded = kernels.map(|(symbol, [machine_code, ptx])| Loaded {
+                symbol,
+                machine_code: machine_code.to_string(),
+                ptx: ptx.to_string(),
+            });
+            Ok(loaded.collect())
         }
 
         fn watch_memory(&self) -> Memory {

@@ -29,7 +29,7 @@ has one for both, which attends to the lists that an indexer makes.
 
 Every row is for bf16 and a cache of bf16; `mla explain --kv fp8` asks about another.
 A cache of `fp8_per_token` is written and gathered on every device. `WGMMA_MLA_PER_TOKEN` and
-`WGMMA_MLA_SPARSE` of `sm90` read it, and so do `MMA_MLA_PER_TOKEN` and `MMA_MLA_SPARSE` of `sm80`.
+`WGMMA_MLA_SPARSE` of `sm90` read it, and so do `MMA_MLA_SCALED` and `MMA_MLA_SPARSE` of `sm80`.
 ";
 
 pub(super) fn write(report: &Report) -> String {

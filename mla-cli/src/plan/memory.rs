@@ -236,7 +236,7 @@ fn describe(report: &Report, model: &Model, sparse: bool) -> String {
     for region in &report.plan.regions {
         let shape: Vec<_> = region.shape.iter().map(u64::to_string).collect();
         table.add_row([
-            region.name.as_str().to_owned(),
+            region.name().to_owned(),
             shape.join(" × "),
             region.bytes.to_string(),
             size(region.bytes),

@@ -161,7 +161,7 @@ fn longest_decode<D: Device>(args: &Args, problem: &Problem, device: &D) -> Resu
     request.decode.clone_from(&args.decode);
     let explanation = Registry::linked()?.explain(&request)?;
     // If no backend fits, the selection reports it.
-    let decode = explanation.phase(Phase::Decode).selected();
+    let decode = explanation.selected(Phase::Decode);
     Ok(decode
         .and_then(|candidate| candidate.spec.max_query_len)
         .unwrap_or(u32::MAX))

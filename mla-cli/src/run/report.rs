@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use comfy_table::{Attribute, Cell, CellAlignment, Table};
 use mla_runtime::plan::memory::MemoryPlan;
-use mla_runtime::select::{PhaseExplanation, Selection};
+use mla_runtime::select::{Explanation, Selection};
+use mla_runtime::spec;
 use serde::Serialize;
 
 use super::measure::Timings;
@@ -182,8 +183,8 @@ impl Report {
             seed: run.seed,
             repeat: run.repeat,
             selection: [
-                why(&selection.explanation.decode),
-                why(&selection.explanation.prefill),
+                why(&selection.explanation, spec::Phase::Decode),
+                why(&selection.explanation, spec::Phase::Prefill),
             ],
             memory: run.memory.clone(),
             lists: run.lists.map(|errors| Selected {
@@ -263,7 +264,7 @@ impl Report {
         for region in &self.memory.regions {
             let shape: Vec<_> = region.shape.iter().map(u64::to_string).collect();
             table.add_row([
-                region.name.as_str().to_owned(),
+                region.name().to_owned(),
                 shape.join(" × "),
                 size(region.bytes),
             ]);
@@ -319,23 +320,24 @@ impl Report {
 }
 
 /// Explains a phase's choice in one line.
-fn why(phase: &PhaseExplanation) -> String {
-    let chosen = phase.selected().map_or("none", |chosen| chosen.spec.name);
-    let others = phase.candidates.len().saturating_sub(1);
-    let fitting = phase
-        .candidates
+fn why(explanation: &Explanation, phase: spec::Phase) -> String {
+    let chosen = explanation.selected(phase);
+    let chosen = chosen.map_or("none", |chosen| chosen.spec.name);
+    let candidates = explanation.candidates(phase);
+    let others = candidates.len().saturating_sub(1);
+    let fitting = candidates
         .iter()
         .filter(|candidate| candidate.is_valid())
         .count()
         .saturating_sub(1);
-    let reason = match (phase.preferred(), fitting) {
+    let reason = match (explanation.preferred(phase), fitting) {
         (Some(_), _) => "as asked for".to_owned(),
         (None, 0) => {
             format!("the only one that fits; `mla explain` says why not the {others} others")
         }
         (None, _) => format!("the first of those that fit; {fitting} more of {others} others do"),
     };
-    format!("{}: {chosen}, {reason}", phase.phase)
+    format!("{phase}: {chosen}, {reason}")
 }
 
 fn of(phase: &Phase, figure: fn(&Errors) -> String) -> String {

@@ -15,7 +15,7 @@ use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Wo
 use mla_runtime::model::{DType, HeadDims, MlaDims, Rope};
 use mla_runtime::spec::{Problem, QueryLen};
 use mla_runtime::tensor::{CacheLayout, CacheMut, RotaryTables, TensorMut, TensorRef};
-use mla_runtime::{Error, Named as _, Result};
+use mla_runtime::{Error, Result, named};
 
 type Layer = MlaLayer<Failing<CpuPrefill>, Failing<CpuDecode>>;
 type Memory = Workspace<Failing<CpuPrefill>, Failing<CpuDecode>>;
@@ -86,15 +86,24 @@ impl Lab {
             &mut self.workspace,
             LayerCall::unrotated(
                 Weights::from_checkpoint(
-                    TensorRef::from_slice(&weights, [1, heads * 32, 32]).named("W_kv_b")?,
+                    named(
+                        "W_kv_b",
+                        TensorRef::from_slice(&weights, [1, heads * 32, 32]),
+                    )?,
                     &config,
                 )?,
-                TensorMut::from_slice(&mut query, [tokens, heads, 24]).named("query")?,
-                TensorRef::from_slice(&latent, [tokens, 1, 32]).named("latent")?,
-                TensorMut::from_slice(&mut rope, [tokens, 1, 8]).named("rope")?,
+                named(
+                    "query",
+                    TensorMut::from_slice(&mut query, [tokens, heads, 24]),
+                )?,
+                named("latent", TensorRef::from_slice(&latent, [tokens, 1, 32]))?,
+                named("rope", TensorMut::from_slice(&mut rope, [tokens, 1, 8]))?,
                 self.rotary.rotation()?,
-                CacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout).named("cache")?,
-                TensorMut::from_slice(&mut out, [tokens, heads, 16]).named("out")?,
+                named(
+                    "cache",
+                    CacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout),
+                )?,
+                named("out", TensorMut::from_slice(&mut out, [tokens, heads, 16]))?,
             ),
         )?;
         out.extend(cache);

@@ -10,7 +10,6 @@ use mla_runtime::batch::Request;
 use mla_runtime::indexer::{IndexCacheLayout, IndexCacheMut, IndexCall, Indexer, IndexerWorkspace};
 use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
 use mla_runtime::model::{DType, HeadDims, IndexerConfig, MlaDims, ModelConfig, RotaryStyle};
-use mla_runtime::plan::memory::RegionName;
 use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
 use mla_runtime::tensor::{CacheLayout, CacheMut, TensorMut, TensorRef};
 
@@ -552,8 +551,9 @@ fn logits_by_parts() {
         let limits = limits().with_logits_bytes(rows * 256 * 4);
         let mut own = indexer.workspace(&limits).unwrap();
         assert_eq!(own.rows() as u64, rows.max(1));
-        let logits = own.plan().region(RegionName::IndexLogits).unwrap().bytes;
-        assert_eq!(logits, rows.max(1) * 1024);
+        let mut regions = own.plan().regions.iter();
+        let logits = regions.find(|region| region.name() == "index_logits");
+        assert_eq!(logits.unwrap().bytes, rows.max(1) * 1024);
         assert_eq!(own.allocated_bytes() as u64, own.plan().indexer_bytes);
         let mut space = sparse.workspace(&self::limits()).unwrap();
         let mut world = World::new(5);

@@ -11,7 +11,7 @@ use mla_runtime::spec::{Problem, QueryLen};
 use mla_runtime::tensor::{
     ArrayRef, CacheLayout, CacheMut, Layout, LseLayout, LseMut, RotaryTables, TensorMut, TensorRef,
 };
-use mla_runtime::{Named as _, Result};
+use mla_runtime::{Result, named};
 
 use crate::aligned::Aligned;
 
@@ -317,13 +317,19 @@ impl Setup {
             [0, 1, 2, 3].map(|at| memories[at].memory(at as u32));
         let part = |view: &View| view.offset..view.offset + view.len();
         let read = |name, memory, view: &View| -> Result<TensorRef<'_, Cpu>> {
-            TensorRef::new(&bytes(memory)[part(view)], view.layout).named(name)
+            named(
+                name,
+                TensorRef::new(&bytes(memory)[part(view)], view.layout),
+            )
         };
         let mut lse_memory = vec![0.0f32; self.lse_bytes.div_ceil(4)];
         let lse = match self.lse {
             Some(layout) => {
                 let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut lse_memory);
-                Some(LseMut::new(&mut bytes[..self.lse_bytes], layout).named("lse")?)
+                Some(named(
+                    "lse",
+                    LseMut::new(&mut bytes[..self.lse_bytes], layout),
+                )?)
             }
             None => None,
         };
@@ -359,10 +365,11 @@ impl Setup {
         let cache = CacheMut::new(
             &mut cache[self.cache_offset..][..self.cache_bytes],
             self.cache,
-        )
-        .named("cache")?;
+        );
+        let cache = named("cache", cache)?;
         let out: &mut [u8] = bytemuck::cast_slice_mut(out);
-        let out = TensorMut::new(&mut out[part(&self.out)], self.out.layout).named("out")?;
+        let out = TensorMut::new(&mut out[part(&self.out)], self.out.layout);
+        let out = named("out", out)?;
         let weights =
             Weights::from_transposed(read("W_kv_b", &weights, &self.weights)?, &self.config)?;
         let latent = read("latent", &latent, &self.latent)?;
@@ -370,10 +377,10 @@ impl Setup {
             (Some(Rotation { fused: false, .. }), Some(rotary)) => {
                 let query: &mut [u8] = bytemuck::cast_slice_mut(&mut query);
                 let rope: &mut [u8] = bytemuck::cast_slice_mut(&mut rope);
-                let query = TensorMut::new(&mut query[part(&self.query)], self.query.layout)
-                    .named("query")?;
-                let rope =
-                    TensorMut::new(&mut rope[part(&self.rope)], self.rope.layout).named("rope")?;
+                let query = TensorMut::new(&mut query[part(&self.query)], self.query.layout);
+                let query = named("query", query)?;
+                let rope = TensorMut::new(&mut rope[part(&self.rope)], self.rope.layout);
+                let rope = named("rope", rope)?;
                 layer.forward_unrotated(
                     &mut workspace,
                     LayerCall::unrotated(weights, query, latent, rope, rotary, cache, out)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Result;
-use mla_runtime::backend::{LayerConfig, ListedCache, SlotLists, StepLimits};
+use mla_runtime::backend::{LayerConfig, SlotLists, StepLimits};
 use mla_runtime::device::Device;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, Rope};
@@ -486,7 +486,7 @@ fn sinks(requests: &[StepRequest<'_>], tokens: usize, sinks: &[f32]) -> Result<V
 fn second(dims: MlaDims, entries: usize) -> Result<Vec<f32>> {
     let other = CacheLayout::contiguous(dims, KvFormat::F32, PAGES, PAGE);
     let (bytes, list) = (vec![0; PAGES * other.page_stride], vec![0; entries]);
-    let second = ListedCache::new(
+    let second = (
         CacheRef::new(&bytes[..], other)?,
         ArrayRef::from_slice(&list),
         4,

@@ -47,7 +47,7 @@ fn explain(target: Target) -> Explanation {
 fn each_backend_is_there_once() {
     let explanation = explain(Target::dry_run(Capability::new(9, 0)));
     for (phase, name, provider) in BACKENDS {
-        let candidates = &explanation.phase(*phase).candidates;
+        let candidates = explanation.candidates(*phase);
         let found: Vec<_> = candidates
             .iter()
             .filter(|candidate| candidate.spec.name == *name)
@@ -80,9 +80,9 @@ fn blackwells_own_kernels_are_chosen_by_name_alone() {
             is_of_blackwell || has_blackwells_fa2(),
         ),
     ] {
-        let selected = by_order.phase(phase).selected().map(|it| it.spec.name);
+        let selected = by_order.selected(phase).map(|it| it.spec.name);
         assert!(!needs_name || selected != Some(name), "{name}");
-        let named = by_name.phase(phase).preferred().unwrap();
+        let named = by_name.preferred(phase).unwrap();
         assert_eq!(named.is_valid(), fits, "{name}: {}", named.reasons);
     }
 }
@@ -103,7 +103,7 @@ fn pairs(gpu: &Cuda) -> Vec<(&'static str, &'static str)> {
     let has_native = [(Phase::Prefill, "WGMMA_ATTN"), (Phase::Decode, "WGMMA_MLA")]
         .iter()
         .all(|(phase, name)| {
-            let mut candidates = native.phase(*phase).candidates.iter();
+            let mut candidates = native.candidates(*phase).iter();
             candidates.any(|candidate| candidate.spec.name == *name && candidate.is_valid())
         });
     let mut pairs = vec![("FLASHINFER", "FLASHINFER_MLA")];

@@ -7,8 +7,7 @@ use mla_kernels::Cuda;
 use mla_kernels::device::Buffer;
 use mla_runtime::Result;
 use mla_runtime::backend::{
-    DecodeBatch, DecodeCall, DecodeStage, HostLens, LayerConfig, Output, Query, SelectedDecode,
-    StepLimits,
+    DecodeBatch, DecodeCall, DecodeStage, LayerConfig, Output, Query, SelectedDecode, StepLimits,
 };
 use mla_runtime::model::{DType, KvFormat, MlaDims};
 use mla_runtime::select::Registry;
@@ -233,8 +232,8 @@ impl Decode {
     }
 
     fn prepare(&mut self, query_lens: &[u32], seq_lens: &[u32], max_pages: usize) -> Result<()> {
-        let batch = Self::batch(&self.zeros, seq_lens.len(), max_pages)?
-            .with_host(HostLens::new(query_lens, seq_lens));
+        let batch =
+            Self::batch(&self.zeros, seq_lens.len(), max_pages)?.with_host(query_lens, seq_lens);
         self.backend
             .prepare(&self.gpu, &batch, &mut self.state, &mut self.plan)
     }

@@ -6,7 +6,7 @@ use crate::spec::{BackendSpec, Feature, Problem};
 use crate::tensor::{
     ArrayRef, CacheLayout, CacheRef, CacheStrides, Layout, TensorRef, check_alignment,
 };
-use crate::{Error, Named as _, Result};
+use crate::{Error, Result, named};
 
 /// The requirements that the tensors of a call have in common.
 #[derive(Clone, Copy)]
@@ -96,10 +96,11 @@ pub(crate) fn check_cache(
 /// applies to both tensors.
 pub(crate) fn check_rows<D: Device>(cache: &CacheRef<'_, D>, alignment: u32) -> Result<()> {
     let alignment = alignment as usize;
-    check_alignment::<D>(cache.bytes(), alignment).named("cache")?;
+    named("cache", check_alignment::<D>(cache.bytes(), alignment))?;
     let layout = cache.layout();
     if layout.is_split() {
-        check_alignment::<D>(cache.rope_bytes(), alignment).named("cache (rope)")?;
+        let rope = check_alignment::<D>(cache.rope_bytes(), alignment);
+        named("cache (rope)", rope)?;
     }
     let are_aligned = |strides: CacheStrides| {
         let apart = [
@@ -134,7 +135,7 @@ pub(crate) fn check_lists<D: Device>(
     let (given, accepted) = match (lists, problem.sparse) {
         (Some(lists), true) => {
             let second = lists.second.as_ref();
-            let second = second.map(|second| ("second cache", &second.slots, second.width));
+            let second = second.map(|(_, slots, width)| ("second cache", slots, *width));
             for (field, slots, width) in [Some((field, &lists.slots, lists.width)), second]
                 .into_iter()
                 .flatten()
@@ -229,7 +230,7 @@ impl<'a, D: Device> Query<'a, D> {
             Self::Concatenated(query) => {
                 let width = query.shape()[2];
                 let parts = [0..latent, latent..width].map(|part| query.narrow(2, part));
-                let [latent, rope] = parts.map(|part| part.named("query"));
+                let [latent, rope] = parts.map(|part| named("query", part));
                 Ok([latent?, rope?])
             }
         }
@@ -338,14 +339,9 @@ impl<D: Device> PrefillCall<'_, D> {
         )?;
         match &self.chunk {
             None => Ok(()),
-            Some((_, lens)) => {
+            Some((_, [_, lens])) => {
                 let requests = starts.saturating_sub(1);
-                check_len(
-                    "chunk.seq_lens",
-                    lens.seq_lens.len(),
-                    requests,
-                    "one per request",
-                )
+                check_len("chunk.seq_lens", lens.len(), requests, "one per request")
             }
         }
     }

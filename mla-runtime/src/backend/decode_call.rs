@@ -3,7 +3,7 @@
 use super::Output;
 use super::slot_lists::SlotLists;
 use crate::device::Device;
-use crate::setters::options;
+use crate::setters::{copies, options, setters};
 use crate::tensor::{ArrayRef, BlockTable, CacheRef, LseMut, TensorRef};
 
 /// The queries of a call, in the [format](crate::spec::BackendSpec::query_format) that the backend
@@ -42,31 +42,11 @@ pub struct DecodeBatch<'a, D: Device> {
     /// sees all tokens of its request. This takes a backend with
     /// [`NonCausal`](crate::spec::Feature::NonCausal).
     pub causal: bool,
-    /// The host's copy of the lengths, for backends that plan on the host. `None` if the lengths
-    /// are only on the device. Before a step is replayed from a graph, it must be prepared again
-    /// with its own lengths.
-    pub host: Option<HostLens<'a>>,
-}
-
-/// The lengths of the requests in a batch or a chunk, in host memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct HostLens<'a> {
-    /// The number of query tokens of each request.
-    pub query_lens: &'a [u32],
-    /// The number of tokens of each request that are attended to. In decode these are all its
-    /// tokens in the cache, its query tokens included. In a chunk they are the tokens of the chunk.
-    pub seq_lens: &'a [u32],
-}
-
-impl<'a> HostLens<'a> {
-    /// Lengths with these numbers of query tokens, and of tokens that they attend to.
-    pub const fn new(query_lens: &'a [u32], seq_lens: &'a [u32]) -> Self {
-        Self {
-            query_lens,
-            seq_lens,
-        }
-    }
+    /// The host's copy of the lengths, for backends that plan on the host: the numbers of query
+    /// tokens of the requests, and their numbers of tokens in the cache. `None` if the lengths are
+    /// only on the device. Before a step is replayed from a graph, it must be prepared again with
+    /// its own lengths.
+    pub host: Option<[&'a [u32]; 2]>,
 }
 
 impl<'a, D: Device> DecodeBatch<'a, D> {
@@ -88,29 +68,19 @@ impl<'a, D: Device> DecodeBatch<'a, D> {
         }
     }
 
-    /// Sets whether query tokens see only the tokens up to themselves (`true`) or all tokens of
-    /// their request.
-    #[must_use]
-    pub fn with_causal(mut self, causal: bool) -> Self {
-        self.causal = causal;
-        self
+    setters! {
+        with_causal(causal: bool);
     }
 
-    /// Adds the host's copy of the lengths.
+    /// Adds the host's copy of the lengths: of query tokens, and of tokens in the cache.
     #[must_use]
-    pub fn with_host(mut self, host: HostLens<'a>) -> Self {
-        self.host = Some(host);
+    pub fn with_host(mut self, query_lens: &'a [u32], seq_lens: &'a [u32]) -> Self {
+        self.host = Some([query_lens, seq_lens]);
         self
     }
 }
 
-impl<D: Device> Clone for DecodeBatch<'_, D> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<D: Device> Copy for DecodeBatch<'_, D> {}
+copies!([D: Device] DecodeBatch<'_, D>);
 
 /// One attention of a prepared batch to the cache.
 #[non_exhaustive]

@@ -28,9 +28,9 @@
 //! 3. **Pages.** Entries of the block table that a request's length uses are pages of the cache: 0
 //!    or above, and below its `pages`. Other entries may hold anything. In a sparse call this holds
 //!    for the requests within `dense_within`. Lists of slots and their counts may hold anything.
-//! 4. **The host's numbers** agree with the device's: those in [`HostLens`], of a batch or a chunk,
-//!    and those of the batch that was prepared. If a captured call is replayed, all of these rules
-//!    hold at each replay.
+//! 4. **The host's numbers** agree with the device's: the host's lengths of a batch or a chunk, and
+//!    those of the batch that was prepared. If a captured call is replayed, all of these rules hold
+//!    at each replay.
 //! 5. **State and metadata** were made by this instance, or by one of the same type, device and
 //!    problem. The metadata's last successful `prepare` was for this batch. (The backends of this
 //!    project nevertheless compare the problem, by [`Problem::check_same`].)
@@ -83,13 +83,12 @@ pub(crate) use check::{
     check_cache, check_causal, check_gaps, check_lists, check_rows, check_sinks,
 };
 pub use decode::{DecodeBackend, DecodeStage, SelectedDecode};
-pub use decode_call::{DecodeBatch, DecodeCall, HostLens, Query};
+pub use decode_call::{DecodeBatch, DecodeCall, Query};
 pub use entry::{Entry, LINKED};
 pub(crate) use entry::{not_built, not_registered};
-pub use opaque::Opaque;
 pub use prefill::{PrefillBackend, PrefillStage, SelectedPrefill};
 pub use prefill_call::{Keys, PrefillBatch, PrefillCall};
-pub use slot_lists::{ListedCache, SlotLists};
+pub use slot_lists::SlotLists;
 
 use crate::Result;
 use crate::device::Device;

@@ -1,9 +1,9 @@
 //! The arguments of a call of a prefill backend.
 
-use super::{HostLens, Output};
+use super::Output;
 use crate::device::Device;
 use crate::plan::context::ContextChunk;
-use crate::setters::options;
+use crate::setters::{options, setters};
 use crate::tensor::{ArrayRef, LseMut, TensorRef};
 
 /// The keys of a call, in the [layout](crate::spec::BackendSpec::key_layout) that the backend
@@ -46,19 +46,9 @@ impl<'a> PrefillBatch<'a> {
         }
     }
 
-    /// Sets whether new tokens see only the keys up to themselves (`true`) or all keys of their
-    /// request.
-    #[must_use]
-    pub const fn with_causal(mut self, causal: bool) -> Self {
-        self.causal = causal;
-        self
-    }
-
-    /// Sets the chunks of the context.
-    #[must_use]
-    pub const fn with_chunks(mut self, chunks: &'a [ContextChunk]) -> Self {
-        self.chunks = chunks;
-        self
+    setters! {
+        with_causal(causal: bool);
+        with_chunks(chunks: &'a [ContextChunk]);
     }
 }
 
@@ -70,7 +60,7 @@ pub struct PrefillCall<'a, D: Device> {
     /// other requests. Attention to a chunk is not causal. `None`: the keys are those of the new
     /// tokens. If there are more keys than queries, keys of the context come first. Attention is
     /// then causal if `causal` is true.
-    pub chunk: Option<(usize, HostLens<'a>)>,
+    pub chunk: Option<(usize, [&'a [u32]; 2])>,
     /// True if a call without a chunk is causal. If it is false, every new token sees all keys of
     /// its request. This takes a backend with [`NonCausal`](crate::spec::Feature::NonCausal).
     pub causal: bool,
@@ -98,12 +88,8 @@ pub struct PrefillCall<'a, D: Device> {
 }
 
 impl<'a, D: Device> PrefillCall<'a, D> {
-    /// Sets whether new tokens see only the keys up to themselves (`true`) or all keys of their
-    /// request.
-    #[must_use]
-    pub fn with_causal(mut self, causal: bool) -> Self {
-        self.causal = causal;
-        self
+    setters! {
+        with_causal(causal: bool);
     }
 
     /// Returns true if the keys are attended to causally. Keys of a chunk never are.
@@ -139,7 +125,7 @@ impl<'a, D: Device> PrefillCall<'a, D> {
 
     options! {
         with_lse(lse: LseMut<'a, D>);
-        with_chunk(chunk: (usize, HostLens<'a>));
+        with_chunk(chunk: (usize, [&'a [u32]; 2]));
         with_query_scales(query_scales: ArrayRef<'a, D, f32>);
     }
 }

@@ -1,7 +1,7 @@
 //! The cache rows that the query tokens of a sparse call attend to.
 
 use crate::device::Device;
-use crate::setters::options;
+use crate::setters::{options, setters};
 use crate::spec::{BackendSpec, Feature};
 use crate::tensor::{ArrayRef, CacheLayout, CacheRef};
 use crate::{Error, Result};
@@ -23,33 +23,12 @@ pub struct SlotLists<'a, D: Device> {
     /// `width`; with 0 no request is dense. Dense requests take a backend with
     /// [`DenseRequests`](crate::spec::Feature::DenseRequests).
     pub dense_within: usize,
-    /// A second cache, whose lists join the first lists in the same softmax. It takes a backend
-    /// with [`SecondCache`](crate::spec::Feature::SecondCache).
-    pub second: Option<ListedCache<'a, D>>,
-}
-
-/// A second cache, and the lists of its slots that each query token attends to. It can hold a
-/// window of uncompressed rows, for example. It has the format and the scale of the call's cache,
-/// but pages and strides of its own.
-#[non_exhaustive]
-pub struct ListedCache<'a, D: Device> {
-    /// The cache.
-    pub cache: CacheRef<'a, D>,
-    /// The slots, `[tokens, width]`, as in [`SlotLists`].
-    pub slots: ArrayRef<'a, D, i32>,
-    /// The number of entries per token.
-    pub width: usize,
-}
-
-impl<'a, D: Device> ListedCache<'a, D> {
-    /// A cache with `width` slots for each token, row-major without gaps.
-    pub const fn new(cache: CacheRef<'a, D>, slots: ArrayRef<'a, D, i32>, width: usize) -> Self {
-        Self {
-            cache,
-            slots,
-            width,
-        }
-    }
+    /// A second cache, the lists of its slots that each query token attends to, `[tokens, width]`,
+    /// and their width. They join the first lists in the same softmax. The cache can hold a window
+    /// of uncompressed rows, for example. It has the format and the scale of the call's cache, but
+    /// pages and strides of its own. It takes a backend with
+    /// [`SecondCache`](crate::spec::Feature::SecondCache).
+    pub second: Option<(CacheRef<'a, D>, ArrayRef<'a, D, i32>, usize)>,
 }
 
 impl<'a, D: Device> SlotLists<'a, D> {
@@ -64,19 +43,13 @@ impl<'a, D: Device> SlotLists<'a, D> {
         }
     }
 
+    setters! {
+        with_dense_within(dense_within: usize);
+    }
+
     options! {
         with_counts(counts: ArrayRef<'a, D, i32>);
-    }
-
-    /// The same lists with [dense](Self::dense_within) requests.
-    #[must_use]
-    pub fn with_dense_within(mut self, tokens: usize) -> Self {
-        self.dense_within = tokens;
-        self
-    }
-
-    options! {
-        with_second(second: ListedCache<'a, D>);
+        with_second(second: (CacheRef<'a, D>, ArrayRef<'a, D, i32>, usize));
     }
 
     /// The same lists with a shorter lifetime.
@@ -89,11 +62,8 @@ impl<'a, D: Device> SlotLists<'a, D> {
             width: self.width,
             counts: self.counts.as_ref().map(ArrayRef::shorten),
             dense_within: self.dense_within,
-            second: self.second.as_ref().map(|second| ListedCache {
-                cache: second.cache.shorten(),
-                slots: second.slots.shorten(),
-                width: second.width,
-            }),
+            second: (self.second.as_ref())
+                .map(|(cache, slots, width)| (cache.shorten(), slots.shorten(), *width)),
         }
     }
 
@@ -115,8 +85,8 @@ impl<'a, D: Device> SlotLists<'a, D> {
         if let Some(counts) = &mut self.counts {
             *counts = counts.range(0..tokens)?;
         }
-        if let Some(second) = &mut self.second {
-            second.slots = first(&second.slots, second.width)?;
+        if let Some((_, slots, width)) = &mut self.second {
+            *slots = first(slots, *width)?;
         }
         Ok(self)
     }
@@ -130,7 +100,7 @@ impl<'a, D: Device> SlotLists<'a, D> {
     /// first.
     pub fn check(&self, spec: &BackendSpec, cache: &CacheLayout) -> Result<()> {
         let features = spec.features;
-        let second = self.second.as_ref().map(|second| second.width);
+        let second = self.second.as_ref().map(|(.., width)| *width);
         for (field, width) in [
             ("slot_lists.width", Some(self.width)),
             ("slot_lists.second.width", second),
@@ -152,14 +122,14 @@ impl<'a, D: Device> SlotLists<'a, D> {
                 return Err(Error::argument("dense_within", self.dense_within, accepted));
             }
         }
-        let Some(second) = &self.second else {
+        let Some((second, ..)) = &self.second else {
             return Ok(());
         };
         if !features.contains(Feature::SecondCache) {
             let accepted = "absent: the backend has no second_cache";
             return Err(Error::argument("second cache", "present", accepted));
         }
-        let layout = second.cache.layout();
+        let layout = second.layout();
         let row = |layout: &CacheLayout| (layout.dims.latent, layout.dims.head.rope);
         if layout.format != cache.format
             || row(layout) != row(cache)

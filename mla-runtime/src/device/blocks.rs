@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::setters::copies;
 use crate::tensor::{ArrayRef, Memory};
 use crate::{Error, Result};
 
@@ -19,13 +20,7 @@ pub struct Fp8Blocks<'a, D: Memory> {
     first_row: usize,
 }
 
-impl<D: Memory> Clone for Fp8Blocks<'_, D> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<D: Memory> Copy for Fp8Blocks<'_, D> {}
+copies!([D: Memory] Fp8Blocks<'_, D>);
 
 impl<'a, D: Memory> Fp8Blocks<'a, D> {
     /// A matrix from `weight`, `[rows, columns]` e4m3, a byte each, row by row, and

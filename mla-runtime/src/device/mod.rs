@@ -10,7 +10,7 @@ use crate::tensor::{
     ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides, Layout, LseConvention,
     LseMut, LseRef, Memory, Rotary, RotaryQuery, TensorMut, TensorRef,
 };
-use crate::{Error, Named as _, Result};
+use crate::{Error, Result, named};
 
 mod blocks;
 mod check;
@@ -103,7 +103,7 @@ fn copy_page_of<D: Device>(
     let (low, high) = (from.min(to), from.max(to));
     let (below, high) = D::split_mut(bytes, high * page_stride);
     let (_, low) = D::split_mut(below, low * page_stride);
-    let rows = |bytes| TensorMut::new(bytes, rows).named("cache");
+    let rows = |bytes| named("cache", TensorMut::new(bytes, rows));
     let (low, high) = (rows(low)?, rows(high)?);
     match from < to {
         true => device.copy(low.as_ref(), high),
@@ -168,80 +168,67 @@ impl<D: Device> CacheRows<'_, D> {
         }
     }
 
-    /// Writes the rows, then rotates and multiplies `queries`. The operations one after another do
-    /// the work of [`Device::write_cache_and_absorb`].
+    /// Writes the rows, then rotates and multiplies the queries. The operations one after another
+    /// do the work of [`Device::write_cache_and_absorb`].
     ///
     /// # Errors
     ///
     /// The errors of [`Device::write_cache_and_absorb`].
-    pub fn write_then_absorb(self, device: &D, mut queries: AbsorbedQueries<'_, D>) -> Result<()> {
-        let rotation = queries.rotation(&self)?;
+    pub fn write_then_absorb(
+        self,
+        device: &D,
+        query: &TensorRef<'_, D>,
+        weights: &TensorRef<'_, D>,
+        mut to: TensorMut<'_, D>,
+    ) -> Result<()> {
+        let rotation = self.query_rotation(query, weights, &mut to)?;
         self.write(device, rotation)?;
-        let (query, weights, to) = queries.product()?;
+        let (query, weights, to) = absorption(query, weights, &mut to)?;
         device.gemm(query, weights, to)
     }
-}
 
-/// Queries, and their projection into the latent space for the absorbed path.
-#[non_exhaustive]
-pub struct AbsorbedQueries<'a, D: Device> {
-    /// `[A, H, P + R]`.
-    pub query: TensorRef<'a, D>,
-    /// W_UK: `[H, P, L]`.
-    pub weights: TensorRef<'a, D>,
-    /// `[A, H, L]`, or with a rotation `[A, H, L + R]`. The rotary part comes after the latent
-    /// part.
-    pub to: TensorMut<'a, D>,
-}
-
-impl<'a, D: Device> AbsorbedQueries<'a, D> {
-    /// Queries to be multiplied by `weights` into `to`. The fields describe the shapes.
-    pub const fn new(
-        query: TensorRef<'a, D>,
-        weights: TensorRef<'a, D>,
-        to: TensorMut<'a, D>,
-    ) -> Self {
-        Self { query, weights, to }
+    /// The rotation of the queries' rotary parts, `query[.., P..]`, into `to[.., L..]`, if the rows
+    /// have a rotation. P and L are those of the weights W_UK, `[H, P, L]`.
+    ///
+    /// # Errors
+    ///
+    /// If the weights are wider than the tensors.
+    pub fn query_rotation<'q>(
+        &self,
+        query: &'q TensorRef<'_, D>,
+        weights: &TensorRef<'_, D>,
+        to: &'q mut TensorMut<'_, D>,
+    ) -> Result<Option<RotaryQuery<'q, D>>> {
+        if self.rotary.is_none() {
+            return Ok(None);
+        }
+        let [_, nope, latent] = weights.shape();
+        let [from, width] = [query.shape()[2], to.shape()[2]];
+        Ok(Some(RotaryQuery::Into {
+            from: named("query", query.shorten().narrow(2, nope..from))?,
+            to: named("absorbed queries", to.reborrow().narrow(2, latent..width))?,
+        }))
     }
 }
 
 /// Two factors and the destination of their product, as [`Device::gemm`] takes them.
 pub(crate) type Product<'a, D> = (TensorRef<'a, D>, TensorRef<'a, D>, TensorMut<'a, D>);
 
-impl<D: Device> AbsorbedQueries<'_, D> {
-    /// The product per head: `to[.., ..L] = query[.., ..P] · W_UK`.
-    ///
-    /// # Errors
-    ///
-    /// If the weights are wider than the tensors.
-    pub fn product(&mut self) -> Result<Product<'_, D>> {
-        let [_, nope, latent] = self.weights.shape();
-        let query = self.query.shorten().narrow(2, 0..nope).named("query")?;
-        let to = self.to.reborrow().narrow(2, 0..latent);
-        let to = to.named("absorbed queries")?;
-        Ok((
-            query.transpose(0, 1),
-            self.weights.shorten(),
-            to.transpose(0, 1),
-        ))
-    }
-
-    /// The rotation of `query[.., P..]` into `to[.., L..]`, if the rows have a rotation.
-    ///
-    /// # Errors
-    ///
-    /// If the weights are wider than the tensors.
-    pub fn rotation(&mut self, rows: &CacheRows<'_, D>) -> Result<Option<RotaryQuery<'_, D>>> {
-        if rows.rotary.is_none() {
-            return Ok(None);
-        }
-        let [_, nope, latent] = self.weights.shape();
-        let [from, to] = [self.query.shape()[2], self.to.shape()[2]];
-        Ok(Some(RotaryQuery::Into {
-            from: self.query.shorten().narrow(2, nope..from).named("query")?,
-            to: (self.to.reborrow().narrow(2, latent..to)).named("absorbed queries")?,
-        }))
-    }
+/// The product that projects queries `[A, H, P + R]` into the latent space, per head:
+/// `to[.., ..L] = query[.., ..P] · W_UK`, for weights `[H, P, L]`.
+///
+/// # Errors
+///
+/// If the weights are wider than the tensors.
+pub fn absorption<'q, D: Device>(
+    query: &'q TensorRef<'_, D>,
+    weights: &'q TensorRef<'_, D>,
+    to: &'q mut TensorMut<'_, D>,
+) -> Result<Product<'q, D>> {
+    let [_, nope, latent] = weights.shape();
+    let query = named("query", query.shorten().narrow(2, 0..nope))?;
+    let to = named("absorbed queries", to.reborrow().narrow(2, 0..latent))?;
+    Ok((query.transpose(0, 1), weights.shorten(), to.transpose(0, 1)))
 }
 
 /// A device on which attention runs: its [`Memory`], and the operations around attention.
@@ -452,7 +439,9 @@ pub trait Device: Memory {
 
     /// Begins a step on the absorbed path, in one launch if the device can. It writes the new
     /// tokens' rows to the cache. It also projects queries into the latent space, either all or
-    /// only the first ones. The work is that of [`write_cache`](Self::write_cache) or
+    /// only the first ones: `query` `[A, H, P + R]` by W_UK `[H, P, L]` into `to` `[A, H, L]`. If
+    /// the rows have a rotation, `to` is `[A, H, L + R]`, with the rotary part after the latent
+    /// part. The work is that of [`write_cache`](Self::write_cache) or
     /// [`write_cache_rotated`](Self::write_cache_rotated), and of [`gemm`](Self::gemm).
     ///
     /// # Errors
@@ -462,9 +451,11 @@ pub trait Device: Memory {
     fn write_cache_and_absorb(
         &self,
         rows: CacheRows<'_, Self>,
-        queries: AbsorbedQueries<'_, Self>,
+        query: TensorRef<'_, Self>,
+        weights: TensorRef<'_, Self>,
+        to: TensorMut<'_, Self>,
     ) -> Result<()> {
-        rows.write_then_absorb(self, queries)
+        rows.write_then_absorb(self, &query, &weights, to)
     }
 
     /// Reads and dequantises cache rows into `latent` `[W, 1, L]` and `rope` `[W, 1, R]`. Only the

@@ -7,7 +7,7 @@ use crate::backend::DecodeBatch;
 use crate::device::{CacheRows, Device};
 use crate::model::DType;
 use crate::model::IndexerConfig;
-use crate::setters::options;
+use crate::setters::{options, setters};
 use crate::tensor::{ArrayRef, Rotary, RotaryQuery, TensorMut, TensorRef};
 use crate::{Error, Result};
 
@@ -117,11 +117,8 @@ impl<'a, D: Device> IndexRows<'a, D> {
         }
     }
 
-    /// The same rows, with one index key for every `pool` tokens.
-    #[must_use]
-    pub const fn with_pool(mut self, pool: u32) -> Self {
-        self.pool = pool;
-        self
+    setters! {
+        with_pool(pool: u32);
     }
 
     /// The same rows, for operations that may begin before the previous one has ended.

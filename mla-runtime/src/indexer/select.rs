@@ -14,7 +14,7 @@ use crate::plan::memory::{self, MemoryNeeds, MemoryPlan, RegionName};
 use crate::setters::options;
 use crate::spec::Problem;
 use crate::tensor::{ArrayRef, Layout, Rotary, TensorMut, TensorRef};
-use crate::{Error, Named as _, Result};
+use crate::{Error, Result, named};
 
 /// One layer's indexer.
 #[derive(Clone, Debug)]
@@ -282,11 +282,7 @@ impl<D: IndexDevice> Indexer<D> {
         let mut arena = crate::layer::Arena::<D>::new(D::bytes_mut(&mut own.buffer));
         let to = arena.take(&own.plan.range(RegionName::IndexProjection));
         let layout = Layout::contiguous(self.problem.dtype, [1, tokens.len(), columns]);
-        let latent = queries
-            .latent
-            .shorten()
-            .narrow(0, tokens)
-            .named("query latent")?;
+        let latent = named("query latent", queries.latent.shorten().narrow(0, tokens))?;
         self.device.gemm(
             latent.transpose(0, 1),
             queries.weights.shorten(),
@@ -318,7 +314,7 @@ impl<D: IndexDevice> Indexer<D> {
             None => None,
         };
         let head_weights = queries.head_weights.shorten().narrow(0, tokens);
-        let head_weights = head_weights.named("index head weights")?;
+        let head_weights = named("index head weights", head_weights)?;
         let mut weights = TensorMut::<D>::new(weights, scaled)?;
         let from = [projected.as_ref(), head_weights.shorten()];
         let queries = IndexQueries::new(from, D::reborrow(&mut values), weights.reborrow());

@@ -5,7 +5,7 @@ use super::staged::StagedStep;
 use super::{LayerCall, MlaLayer, Workspace};
 use crate::Result;
 use crate::backend::{DecodeCall, DecodeStage, Output, PrefillStage, Query, SlotLists};
-use crate::device::{AbsorbedQueries, Device};
+use crate::device::{Device, absorption};
 use crate::plan::memory::RegionName;
 use crate::spec::QueryFormat;
 use crate::tensor::{ArrayRef, Memory, TensorMut, TensorRef};
@@ -166,19 +166,20 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let concatenated = self.decode.spec().query_format == QueryFormat::Concatenated;
         {
             let weights = call.weights.queries.shorten();
-            let mut queries = AbsorbedQueries::new(query.shorten(), weights, to.reborrow());
             match absorbing {
                 Absorbing::Writing => {
                     let arrays = P::Device::shorten(arrays);
                     let rows = call.rows(step.slots(arrays)?, step.positions(arrays)?);
-                    self.device.write_cache_and_absorb(rows, queries)?;
+                    let (query, to) = (query.shorten(), to.reborrow());
+                    self.device
+                        .write_cache_and_absorb(rows, query, weights, to)?;
                 }
                 Absorbing::Alone => {
-                    let (from, weights, to) = queries.product()?;
+                    let (from, weights, to) = absorption(&query, &weights, &mut to)?;
                     self.device.gemm(from, weights, to)?;
                 }
                 Absorbing::Ready => {
-                    let (from, weights, to) = queries.product()?;
+                    let (from, weights, to) = absorption(&query, &weights, &mut to)?;
                     // SAFETY: the selection of the layer's lists was enqueued last, and begins when
                     // all before it is done. It reads logits and the step's arrays, and writes
                     // lists. None of these is the call's query or the absorbed queries, which have

@@ -196,13 +196,13 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         if let Some(counts) = &lists.counts {
             device.check_bytes("slot_lists.counts", counts.bytes())?;
         }
-        let Some(second) = &lists.second else {
+        let Some((cache, slots, _)) = &lists.second else {
             return Ok(());
         };
-        device.check_bytes("slot_lists.second.cache", second.cache.bytes())?;
-        let rope = second.cache.rope_bytes();
+        device.check_bytes("slot_lists.second.cache", cache.bytes())?;
+        let rope = cache.rope_bytes();
         device.check_bytes("slot_lists.second.cache (rope)", rope)?;
-        device.check_bytes("slot_lists.second.slots", second.slots.bytes())
+        device.check_bytes("slot_lists.second.slots", slots.bytes())
     }
 
     /// Refuses tensors whose shapes and dtypes are not those of `tokens` tokens of the problem.

@@ -131,12 +131,12 @@ use crate::backend::{
     DecodeBackend, DecodeStage, LayerConfig, PrefillBackend, PrefillStage, SelectedDecode,
     SelectedPrefill, StepLimits,
 };
-use crate::device::{AbsorbedQueries, CacheRows, Device};
+use crate::device::{CacheRows, Device};
 use crate::plan::crossover;
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan, RegionName};
 use crate::spec::{BackendSpec, Feature, Field, KeyLayout, Phase, QueryLen};
 use crate::tensor::{ArrayRef, Layout, Memory, RotaryQuery, TensorMut};
-use crate::{Error, Named as _, Result};
+use crate::{Error, Result, named};
 
 /// The attention of one layer, with its backends.
 pub struct MlaLayer<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
@@ -485,9 +485,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         // The rotated queries are stored next to those that the absorbed path will compute.
         let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
         let to = arena.take(&workspace.plan.range(RegionName::AbsorbedQueries));
-        let to = self.tensor(to, [tokens, heads, latent + rope])?;
-        let mut queries = AbsorbedQueries::new(query, weights, to);
-        let rotation = queries.rotation(&rows)?;
+        let mut to = self.tensor(to, [tokens, heads, latent + rope])?;
+        let rotation = rows.query_rotation(&query, &weights, &mut to)?;
         write(rows, rotation, positions)
     }
 
@@ -501,8 +500,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         bytes: <P::Device as Memory>::BytesMut<'a>,
         shape: [usize; 3],
     ) -> Result<TensorMut<'a, P::Device>> {
-        TensorMut::new(bytes, Layout::contiguous(self.config.problem.dtype, shape))
-            .named("workspace")
+        let layout = Layout::contiguous(self.config.problem.dtype, shape);
+        named("workspace", TensorMut::new(bytes, layout))
     }
 }
 

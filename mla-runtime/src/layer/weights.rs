@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use crate::backend::LayerConfig;
 use crate::device::Device;
+use crate::setters::copies;
 use crate::tensor::{Layout, TensorRef};
-use crate::{Error, Named as _, Result};
+use crate::{Error, Result, named};
 
 /// `W_kv_b`, and views of its parts for the two forms of attention.
 ///
@@ -31,13 +32,7 @@ pub struct Weights<'a, D: Device> {
     pub(super) values: TensorRef<'a, D>,
 }
 
-impl<D: Device> Clone for Weights<'_, D> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<D: Device> Copy for Weights<'_, D> {}
+copies!([D: Device] Weights<'_, D>);
 
 impl<'a, D: Device> Weights<'a, D> {
     /// Views of `kv_b_proj.weight` as published checkpoints store it: `[1, H·(P+V), L]`, a row for
@@ -70,7 +65,7 @@ impl<'a, D: Device> Weights<'a, D> {
         let [_, rows, columns] = kv_b.shape();
         let all = extents.whole_heads("W_kv_b", rows, columns)?;
         let part = extents.columns_of(&heads, all, config)?;
-        Self::from_checkpoint(kv_b.narrow(1, part).named("W_kv_b")?, config)
+        Self::from_checkpoint(named("W_kv_b", kv_b.narrow(1, part))?, config)
     }
 
     /// Views of the transpose of a checkpoint's matrix: `[1, L, H·(P+V)]`, a column for each
@@ -103,7 +98,7 @@ impl<'a, D: Device> Weights<'a, D> {
         let [_, rows, columns] = kv_b.shape();
         let all = extents.whole_heads("W_kv_b", columns, rows)?;
         let part = extents.columns_of(&heads, all, config)?;
-        Self::from_transposed(kv_b.narrow(2, part).named("W_kv_b")?, config)
+        Self::from_transposed(named("W_kv_b", kv_b.narrow(2, part))?, config)
     }
 
     /// Views of a matrix `[1, L, H·(P+V)]` that has been checked.
@@ -120,7 +115,7 @@ impl<'a, D: Device> Weights<'a, D> {
         // The part of every head that begins at column `from`, with axes of the given extents and
         // strides.
         let part = |from: usize, shape: [usize; 2], strides: [usize; 2]| {
-            let columns = kv_b.narrow(2, from..kv_b.shape()[2]).named("W_kv_b")?;
+            let columns = named("W_kv_b", kv_b.narrow(2, from..kv_b.shape()[2]))?;
             columns.with_layout(Layout {
                 dtype: problem.dtype,
                 shape: [heads, shape[0], shape[1]],

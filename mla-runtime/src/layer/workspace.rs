@@ -1,5 +1,6 @@
 //! Memory that the layers of an engine share, with the prepared step.
 
+use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::packed::Packed;
@@ -12,7 +13,6 @@ use crate::backend::{
 use crate::device::Device;
 use crate::plan::context::ContextChunk;
 use crate::plan::memory::MemoryPlan;
-use crate::plan::slots::HostIndex;
 use crate::spec::Problem;
 use crate::tensor::{ArrayRef, Memory};
 use crate::{Error, Result};
@@ -271,7 +271,7 @@ impl StepPlan {
     where
         P: PrefillStage,
         D: DecodeStage<Device = P::Device>,
-        T: HostIndex,
+        T: Copy + Display + TryInto<i64>,
     {
         Self::sparse(workspace, requests, 0)
     }
@@ -294,7 +294,7 @@ impl StepPlan {
     where
         P: PrefillStage,
         D: DecodeStage<Device = P::Device>,
-        T: HostIndex,
+        T: Copy + Display + TryInto<i64>,
     {
         let (problem, limits) = (&workspace.config.problem, workspace.limits());
         Self::ordered(

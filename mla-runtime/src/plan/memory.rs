@@ -293,10 +293,8 @@ macro_rules! regions {
     ($($name:ident $text:literal in $allocation:ident;)*) => {
         /// The name of a region, as in the [module's](self) table.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
-        #[non_exhaustive]
-        pub enum RegionName {
+        pub(crate) enum RegionName {
             $(
-                #[doc = concat!("`", $text, "`.")]
                 #[serde(rename = $text)]
                 $name,
             )*
@@ -304,7 +302,7 @@ macro_rules! regions {
 
         impl RegionName {
             /// The name in the table and in JSON.
-            pub const fn as_str(self) -> &'static str {
+            const fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$name => $text,)*
                 }
@@ -354,8 +352,8 @@ regions! {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Region {
-    /// The name.
-    pub name: RegionName,
+    /// The name. JSON has it.
+    name: RegionName,
     /// The allocation that contains the region. JSON names it.
     allocation: Allocation,
     /// The shape, outermost first.
@@ -392,9 +390,16 @@ pub struct MemoryPlan {
     pub total_bytes: u64,
 }
 
+impl Region {
+    /// The name, as in the [module's](self) table.
+    pub const fn name(&self) -> &'static str {
+        self.name.as_str()
+    }
+}
+
 impl MemoryPlan {
     /// The region of this name, if the plan has it.
-    pub fn region(&self, name: RegionName) -> Option<&Region> {
+    fn region(&self, name: RegionName) -> Option<&Region> {
         self.regions.iter().find(|region| region.name == name)
     }
 
@@ -718,7 +723,7 @@ mod tests {
     fn table(plan: &MemoryPlan) -> Vec<(&'static str, Vec<u64>, u64)> {
         plan.regions
             .iter()
-            .map(|region| (region.name.as_str(), region.shape.clone(), region.bytes))
+            .map(|region| (region.name(), region.shape.clone(), region.bytes))
             .collect()
     }
 
@@ -821,11 +826,7 @@ mod tests {
             ..needs()
         })
         .unwrap();
-        let names: Vec<&str> = decode_only
-            .regions
-            .iter()
-            .map(|r| r.name.as_str())
-            .collect();
+        let names: Vec<_> = decode_only.regions.iter().map(Region::name).collect();
         assert_eq!(names, ["kv_cache", "absorbed_queries", "absorbed_outputs"]);
     }
 
@@ -947,7 +948,7 @@ mod tests {
             let regions = plan
                 .regions
                 .iter()
-                .map(|region| (region.name.as_str(), region.bytes));
+                .map(|region| (region.name(), region.bytes));
             (regions.take(2).collect::<Vec<_>>(), plan.cache_bytes)
         };
         let rows = 2 * 3 * 64;

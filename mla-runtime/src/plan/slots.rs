@@ -13,7 +13,7 @@
 //! Under [context parallelism](super::parallel) each rank has its own cache and block tables for
 //! the tokens it holds. All other tokens are skipped there.
 
-use std::fmt;
+use std::fmt::Display;
 
 use super::parallel::ContextParallel;
 use crate::batch::Request;
@@ -23,46 +23,17 @@ use crate::{Error, Result};
 /// The slot of a token that is not written.
 pub const SKIPPED: i64 = -1;
 
-/// An integer type in which an engine stores pages and slots: [`i32`], [`u32`], [`i64`], [`u64`] or
-/// [`usize`]. An error about a number out of range names its field.
-pub trait HostIndex: sealed::Sealed + Copy + fmt::Display + fmt::Debug + Send + Sync {
-    /// The number as a signed 64-bit integer, if it fits.
-    #[doc(hidden)]
-    fn to_i64(self) -> Option<i64>;
-
-    /// The number as a page, or a description of the accepted numbers.
-    #[doc(hidden)]
-    fn to_page(self) -> Result<i32, &'static str> {
-        match self.to_i64() {
-            Some(page) if page < 0 => Err("a page, 0 or above"),
-            page => page
-                .and_then(|page| i32::try_from(page).ok())
-                .ok_or("a page, at most 2147483647"),
-        }
+/// Returns an entry as a page, or a description of the accepted numbers.
+pub(crate) fn page_of(entry: impl TryInto<i64>) -> Result<i32, &'static str> {
+    match entry.try_into() {
+        Ok(page) if page < 0 => Err("a page, 0 or above"),
+        page => (page.ok())
+            .and_then(|page| i32::try_from(page).ok())
+            .ok_or("a page, at most 2147483647"),
     }
 }
 
-mod sealed {
-    /// Allows only the types of this file to implement [`HostIndex`](super::HostIndex).
-    pub trait Sealed {}
-}
-
-macro_rules! host_index {
-    ($($integer:ty),*) => {$(
-        impl sealed::Sealed for $integer {}
-
-        impl HostIndex for $integer {
-            fn to_i64(self) -> Option<i64> {
-                i64::try_from(self).ok()
-            }
-        }
-    )*};
-}
-
-host_index!(i32, u32, i64, u64, usize);
-
-/// The block tables of a batch, and the page size. Pages may have any integer type of
-/// [`HostIndex`].
+/// The block tables of a batch, and the page size. Pages may have any integer type.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockTables<'a, T = i32> {
     pages: &'a [T],
@@ -70,7 +41,7 @@ pub struct BlockTables<'a, T = i32> {
     page_size: u32,
 }
 
-impl<'a, T: HostIndex> BlockTables<'a, T> {
+impl<'a, T: Copy + Display + TryInto<i64>> BlockTables<'a, T> {
     /// Tables from `pages`, `[requests, max_pages]`, row by row. Entries after a request's last
     /// page may hold anything.
     ///
@@ -147,7 +118,7 @@ impl<'a, T: HostIndex> BlockTables<'a, T> {
                 )
             })?;
         let entry = self.pages[request * self.max_pages + index];
-        let page = entry.to_page().map_err(|accepted| {
+        let page = page_of(entry).map_err(|accepted| {
             let field = format!("block_table[{request}][{index}]");
             Error::argument(field, entry, accepted)
         })?;

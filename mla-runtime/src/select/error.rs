@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Explanation, HOW_TO_LINK, PhaseExplanation};
+use super::{Candidate, Explanation, HOW_TO_LINK};
 use crate::Error;
 use crate::spec::{Phase, Reasons, Target};
 
@@ -58,7 +58,7 @@ pub enum SelectionError {
     #[error(
         "{phase}: no backend fits on {}{}",
         explanation.target,
-        refusals(explanation.phase(*phase))
+        refusals(explanation.candidates(*phase))
     )]
     NoneFits {
         /// The phase.
@@ -101,9 +101,8 @@ pub enum SelectionError {
 }
 
 // One line per candidate.
-fn refusals(phase: &PhaseExplanation) -> String {
-    phase
-        .candidates
+fn refusals(candidates: &[Candidate]) -> String {
+    candidates
         .iter()
         .fold(String::new(), |mut lines, candidate| {
             // Writing to a string cannot fail.

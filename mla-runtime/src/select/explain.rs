@@ -39,45 +39,6 @@ impl Candidate {
     }
 }
 
-/// The candidates of one phase.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct PhaseExplanation {
-    /// The phase.
-    pub phase: Phase,
-    /// The candidates in the order in which they are tried. Those that [apply](Candidate::applies)
-    /// come first.
-    pub candidates: Vec<Candidate>,
-    preferred: Option<usize>,
-    selected: Option<usize>,
-}
-
-impl PhaseExplanation {
-    pub(crate) const fn new(
-        phase: Phase,
-        candidates: Vec<Candidate>,
-        preferred: Option<usize>,
-        selected: Option<usize>,
-    ) -> Self {
-        Self {
-            phase,
-            candidates,
-            preferred,
-            selected,
-        }
-    }
-
-    /// The selected backend, if one fits.
-    pub fn selected(&self) -> Option<&Candidate> {
-        self.candidates.get(self.selected?)
-    }
-
-    /// The backend that was asked for by name, if one was.
-    pub fn preferred(&self) -> Option<&Candidate> {
-        self.candidates.get(self.preferred?)
-    }
-}
-
 /// The candidates and the result of a selection.
 ///
 /// Serialises as `{"target", …, "prefill": {"selected": NAME or null, "candidates": [{"name",
@@ -91,24 +52,35 @@ pub struct Explanation {
     pub target: Target,
     /// The problem of the request, with the chosen cache format and page size.
     pub problem: Problem,
-    /// The prefill backends.
-    pub prefill: PhaseExplanation,
-    /// The decode backends.
-    pub decode: PhaseExplanation,
+    /// The candidates of each phase.
+    pub(super) candidates: [Vec<Candidate>; 2],
+    /// The indices of the backends that were asked for by name.
+    pub(super) preferred: [Option<usize>; 2],
+    /// The indices of the selected backends.
+    pub(super) selected: [Option<usize>; 2],
 }
 
 impl Explanation {
     /// Returns true if a backend fits in both phases.
     pub fn fits(&self) -> bool {
-        self.prefill.selected().is_some() && self.decode.selected().is_some()
+        let mut phases = Phase::ALL.iter();
+        phases.all(|phase| self.selected(*phase).is_some())
     }
 
-    /// The candidates of a phase.
-    pub const fn phase(&self, phase: Phase) -> &PhaseExplanation {
-        match phase {
-            Phase::Prefill => &self.prefill,
-            Phase::Decode => &self.decode,
-        }
+    /// The candidates of a phase, in the order in which they are tried. Those that
+    /// [apply](Candidate::applies) come first.
+    pub fn candidates(&self, phase: Phase) -> &[Candidate] {
+        &self.candidates[phase as usize]
+    }
+
+    /// The selected backend of a phase, if one fits.
+    pub fn selected(&self, phase: Phase) -> Option<&Candidate> {
+        self.candidates(phase).get(self.selected[phase as usize]?)
+    }
+
+    /// The backend of a phase that was asked for by name, if one was.
+    pub fn preferred(&self, phase: Phase) -> Option<&Candidate> {
+        self.candidates(phase).get(self.preferred[phase as usize]?)
     }
 }
 
@@ -127,14 +99,23 @@ impl fmt::Display for Explanation {
             "On {}, for {dims}, {heads} heads, {dtype}, {kv_format} cache in pages of {page_size}:",
             self.target
         )?;
-        write!(f, "{}\n{}", self.prefill, self.decode)
+        write!(
+            f,
+            "{}\n{}",
+            Of(self, Phase::Prefill),
+            Of(self, Phase::Decode)
+        )
     }
 }
 
-impl fmt::Display for PhaseExplanation {
+/// The candidates of one phase, and the result for it.
+struct Of<'a>(&'a Explanation, Phase);
+
+impl fmt::Display for Of<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let phase = self.phase;
-        match (self.selected(), self.preferred()) {
+        let Self(explanation, phase) = *self;
+        let candidates = explanation.candidates(phase);
+        match (explanation.selected(phase), explanation.preferred(phase)) {
             (Some(chosen), Some(_)) => write!(f, "{phase}: {}, as asked for", chosen.spec.name)?,
             (Some(chosen), None) => write!(
                 f,
@@ -146,7 +127,7 @@ impl fmt::Display for PhaseExplanation {
                 "{phase}: none, because {} was asked for and does not fit",
                 asked.spec.name
             )?,
-            (None, None) if self.candidates.is_empty() => {
+            (None, None) if candidates.is_empty() => {
                 write!(
                     f,
                     "{phase}: none, because nothing is registered; {HOW_TO_LINK}"
@@ -154,7 +135,7 @@ impl fmt::Display for PhaseExplanation {
             }
             (None, None) => write!(f, "{phase}: none fits")?,
         }
-        for candidate in &self.candidates {
+        for candidate in candidates {
             write!(
                 f,
                 "\n  {} ({})",
@@ -197,8 +178,8 @@ object!(Explanation, |it|
     quant_output: it.problem.quant_output,
     sparse: it.problem.sparse,
     features: it.problem.features.iter().map(Feature::name).collect::<Vec<_>>(),
-    prefill: it.prefill,
-    decode: it.decode,
+    prefill: Of(it, Phase::Prefill),
+    decode: Of(it, Phase::Decode),
 );
 
 object!(Target, |it|
@@ -214,9 +195,9 @@ object!(MlaDims, |it|
     v: it.head.v,
 );
 
-object!(PhaseExplanation, |it|
-    selected: it.selected().map(|candidate| candidate.spec.name),
-    candidates: it.candidates,
+object!(Of<'_>, |it|
+    selected: it.0.selected(it.1).map(|candidate| candidate.spec.name),
+    candidates: it.0.candidates(it.1),
 );
 
 object!(Candidate, |it|

@@ -8,7 +8,7 @@ mod registry;
 mod selection;
 
 pub use error::SelectionError;
-pub use explain::{Candidate, Explanation, PhaseExplanation};
+pub use explain::{Candidate, Explanation};
 pub(crate) use instantiate::{decode_of, prefill_of};
 pub use registry::Registry;
 pub(crate) use selection::Best;

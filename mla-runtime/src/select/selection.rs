@@ -21,7 +21,7 @@ use std::cmp::Ordering;
 use crate::Error;
 use crate::backend::{Entry, LayerConfig};
 use crate::model::KvFormat;
-use crate::select::{Candidate, Explanation, PhaseExplanation, Registry, SelectionError};
+use crate::select::{Candidate, Explanation, Registry, SelectionError};
 use crate::spec::{BackendSpec, Phase, Problem, Reasons, Target};
 
 /// The request of a selection: a problem on some hardware, and the other acceptable caches.
@@ -230,11 +230,10 @@ impl Registry {
     pub fn select(&self, request: &SelectionRequest) -> Result<Selection, SelectionError> {
         let explanation = self.explain(request)?;
         let selected = |phase: Phase| -> Result<BackendSpec, SelectionError> {
-            let of_phase = explanation.phase(phase);
-            if let Some(candidate) = of_phase.selected() {
+            if let Some(candidate) = explanation.selected(phase) {
                 return Ok(candidate.spec);
             }
-            Err(match of_phase.preferred() {
+            Err(match explanation.preferred(phase) {
                 Some(candidate) => SelectionError::Refused {
                     phase,
                     name: candidate.spec.name,
@@ -300,8 +299,7 @@ impl Registry {
         let mut best = self.explain_problem(request, problem);
         for page_size in &request.other_page_sizes {
             let other = self.explain_problem(request, problem.with_page_size(*page_size));
-            let priority =
-                |explanation: &Explanation| explanation.decode.selected().map(|c| c.priority);
+            let priority = |it: &Explanation| it.selected(Phase::Decode).map(|c| c.priority);
             // If nothing fits, the priority is `None`, which is less than every priority.
             if priority(&other) > priority(&best) {
                 best = other;
@@ -311,21 +309,24 @@ impl Registry {
     }
 
     fn explain_problem(&self, request: &SelectionRequest, problem: Problem) -> Explanation {
-        let phase = |phase| self.explain_phase(request, &problem, phase);
+        let [prefill, decode] = [Phase::Prefill, Phase::Decode]
+            .map(|phase| self.explain_phase(request, &problem, phase));
         Explanation {
             target: request.target,
             problem,
-            prefill: phase(Phase::Prefill),
-            decode: phase(Phase::Decode),
+            candidates: [prefill.0, decode.0],
+            preferred: [prefill.1, decode.1],
+            selected: [prefill.2, decode.2],
         }
     }
 
+    // Returns the candidates, and the indices of the preferred and of the selected one.
     fn explain_phase(
         &self,
         request: &SelectionRequest,
         problem: &Problem,
         phase: Phase,
-    ) -> PhaseExplanation {
+    ) -> (Vec<Candidate>, Option<usize>, Option<usize>) {
         let target = request.target;
         let candidate = |entry: &Entry| {
             let asked = request.preferred(phase) == Some(entry.spec.name);
@@ -359,6 +360,6 @@ impl Registry {
                 .index()
             }
         };
-        PhaseExplanation::new(phase, candidates, preferred, selected)
+        (candidates, preferred, selected)
     }
 }

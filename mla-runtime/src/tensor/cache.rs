@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::model::{KvFormat, MlaDims};
-use crate::setters::setters;
+use crate::setters::{copies, setters};
 use crate::tensor::{ArrayRef, Memory};
 use crate::{Error, Result};
 
@@ -328,13 +328,7 @@ pub struct CacheRef<'a, D: Memory> {
     layout: CacheLayout,
 }
 
-impl<D: Memory> Clone for CacheRef<'_, D> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<D: Memory> Copy for CacheRef<'_, D> {}
+copies!([D: Memory] CacheRef<'_, D>);
 
 impl<'a, D: Memory> CacheRef<'a, D> {
     /// A view of rows. The first row begins at the first of `bytes`.
@@ -497,13 +491,7 @@ pub struct BlockTable<'a, D: Memory> {
     max_pages: usize,
 }
 
-impl<D: Memory> Clone for BlockTable<'_, D> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<D: Memory> Copy for BlockTable<'_, D> {}
+copies!([D: Memory] BlockTable<'_, D>);
 
 impl<'a, D: Memory> BlockTable<'a, D> {
     /// A block table from `entries`, `[requests, max_pages]`, row-major without gaps.

@@ -9,6 +9,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use crate::setters::copies;
 use crate::tensor::{Memory, check_alignment};
 use crate::{Error, Result};
 
@@ -153,13 +154,7 @@ pub struct LseRef<'a, D: Memory, C: LseConvention = Natural> {
     convention: PhantomData<C>,
 }
 
-impl<D: Memory, C: LseConvention> Clone for LseRef<'_, D, C> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<D: Memory, C: LseConvention> Copy for LseRef<'_, D, C> {}
+copies!([D: Memory, C: LseConvention] LseRef<'_, D, C>);
 
 impl<D: Memory, C: LseConvention> fmt::Debug for LseRef<'_, D, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

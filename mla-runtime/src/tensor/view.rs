@@ -12,8 +12,9 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 
 use crate::model::DType;
+use crate::setters::copies;
 use crate::tensor::Memory;
-use crate::{Error, Named as _, Result};
+use crate::{Error, Result, named};
 
 /// The location of each element: the dtype, the shape, and the strides in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -155,13 +156,7 @@ pub struct TensorRef<'a, D: Memory> {
     constant: bool,
 }
 
-impl<D: Memory> Clone for TensorRef<'_, D> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<D: Memory> Copy for TensorRef<'_, D> {}
+copies!([D: Memory] TensorRef<'_, D>);
 
 impl<D: Memory> fmt::Debug for TensorRef<'_, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -171,7 +166,7 @@ impl<D: Memory> fmt::Debug for TensorRef<'_, D> {
 
 impl<'a, D: Memory> TensorRef<'a, D> {
     /// A view whose first element is at the first of `bytes`. An axis of at most one index may have
-    /// any stride. [`Named`](crate::Named) adds the name of the tensor to an error.
+    /// any stride. [`named`](crate::named) adds the name of the tensor to an error.
     ///
     /// # Errors
     ///
@@ -288,7 +283,7 @@ impl<'a, D: Memory> TensorRef<'a, D> {
             );
             return Err(Error::argument(field, self.layout, accepted));
         }
-        check_alignment::<D>(self.bytes, alignment).named(field)
+        named(field, check_alignment::<D>(self.bytes, alignment))
     }
 
     /// The part of the tensor with `range` along `axis`.
@@ -359,7 +354,7 @@ impl<D: Memory> fmt::Debug for TensorMut<'_, D> {
 
 impl<'a, D: Memory> TensorMut<'a, D> {
     /// A view whose first element is at the first of `bytes`. An axis of at most one index may have
-    /// any stride. [`Named`](crate::Named) adds the name of the tensor to an error.
+    /// any stride. [`named`](crate::named) adds the name of the tensor to an error.
     ///
     /// # Errors
     ///
@@ -477,13 +472,7 @@ pub struct ArrayRef<'a, D: Memory, T: Pod> {
     element: PhantomData<fn() -> T>,
 }
 
-impl<D: Memory, T: Pod> Clone for ArrayRef<'_, D, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<D: Memory, T: Pod> Copy for ArrayRef<'_, D, T> {}
+copies!([D: Memory, T: Pod] ArrayRef<'_, D, T>);
 
 impl<D: Memory, T: Pod> fmt::Debug for ArrayRef<'_, D, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -3,7 +3,7 @@
 use mla_cpu::Cpu;
 pub(crate) use mla_runtime::Result;
 pub(crate) use mla_runtime::backend::{
-    DecodeBatch, DecodeCall, Keys, ListedCache, Output, PrefillCall, Query, SlotLists,
+    DecodeBatch, DecodeCall, Keys, Output, PrefillCall, Query, SlotLists,
 };
 pub(crate) use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
 pub(crate) use mla_runtime::tensor::{
@@ -90,13 +90,13 @@ views! {
         let scales = blocks.scales().on_cpu()?;
         Fp8Blocks::from_row(blocks.codes(), scales, blocks.shape(), blocks.first_row())
     };
-    ListedCache, |listed| {
-        Ok(ListedCache::new(listed.cache.on_cpu()?, listed.slots.on_cpu()?, listed.width))
-    };
     SlotLists, |lists| Ok(SlotLists::new(lists.slots.on_cpu()?, lists.width)
         .with_counts(lists.counts.map(OnCpu::on_cpu).transpose()?)
         .with_dense_within(lists.dense_within)
-        .with_second(lists.second.map(OnCpu::on_cpu).transpose()?));
+        .with_second(match lists.second {
+            Some((cache, slots, width)) => Some((cache.on_cpu()?, slots.on_cpu()?, width)),
+            None => None,
+        }));
 }
 
 /// Implements the conversion for borrowed calls and their parts.

@@ -201,9 +201,9 @@ impl DecodeBackend for Concatenated {
     ) -> Result<()> {
         assert!(!PANICS.get(), "as the test has it");
         // The host's lengths must equal those that the device gets.
-        let host = batch.host.expect("the layer knows the lengths");
-        assert_eq!(host.query_lens.len(), batch.block_table.requests());
-        for (request, (q, kv)) in host.query_lens.iter().zip(host.seq_lens).enumerate() {
+        let [query_lens, seq_lens] = batch.host.expect("the layer knows the lengths");
+        assert_eq!(query_lens.len(), batch.block_table.requests());
+        for (request, (q, kv)) in query_lens.iter().zip(seq_lens).enumerate() {
             let [first, end] = [0, 1].map(|i| batch.query_starts.at(request + i));
             assert_eq!(end - first, *q as i32);
             assert_eq!(batch.seq_lens.at(request), *kv as i32);

@@ -4,12 +4,11 @@
 use half::{bf16, f16};
 use mla_cpu::Cpu;
 use mla_runtime::Result;
-use mla_runtime::backend::{DecodeStage, ListedCache, PrefillStage, SlotLists, StepLimits};
+use mla_runtime::backend::{DecodeStage, PrefillStage, SlotLists, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, QueryScaling};
-use mla_runtime::plan::slots::HostIndex;
 use mla_runtime::plan::split;
 use mla_runtime::spec::QueryLen;
 use mla_runtime::tensor::{
@@ -417,7 +416,7 @@ impl World {
     }
 
     /// The same plan, with pages in another integer type.
-    pub(crate) fn plan_pages<T: HostIndex>(
+    pub(crate) fn plan_pages<T: Copy + std::fmt::Display + TryInto<i64>>(
         &self,
         limits: &StepLimits,
         tables: &[T],
@@ -526,7 +525,7 @@ impl World {
             second
         });
         let second = match &second {
-            Some(lists) => Some(ListedCache::new(
+            Some(lists) => Some((
                 second_cache.view(),
                 ArrayRef::from_slice(lists),
                 self.list_width(),

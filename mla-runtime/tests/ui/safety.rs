@@ -2,7 +2,7 @@
 // must say `unsafe fn`. Promises about the order of rows or of enqueued work are unsafe, too.
 
 use mla_runtime::backend::{
-    DecodeBackend, DecodeCall, DecodeStage, Opaque, PrefillBackend, PrefillCall, PrefillStage,
+    DecodeBackend, DecodeCall, DecodeStage, PrefillBackend, PrefillCall, PrefillStage,
     SelectedDecode, SelectedPrefill,
 };
 use mla_runtime::device::Device;
@@ -40,8 +40,8 @@ fn selected(
     (decode, prefill): (&SelectedDecode<Gpu>, &SelectedPrefill<Gpu>),
     device: &Gpu,
     (call, other): (DecodeCall<'_, Gpu>, PrefillCall<'_, Gpu>),
-    state: &mut Opaque,
-    metadata: &Opaque,
+    state: &mut <SelectedDecode<Gpu> as DecodeStage>::State,
+    metadata: &<SelectedDecode<Gpu> as DecodeStage>::Metadata,
 ) -> Result<()> {
     decode.decode(device, call, state, metadata)?;
     prefill.prefill(device, other, state, metadata)

@@ -52,21 +52,12 @@ portable_backend! {
 }
 
 portable_backend! {
-    /// Dense absorbed decode like `MmaMla`, for caches of `fp8_ds_mla`. Only its rows of dimensions
-    /// (512, 64) are a multiple of 16 bytes.
-    MmaMlaDs,
-    name = "MMA_MLA_DS",
-    kv = "fp8_ds_mla",
-    cache_dims = "(512,64)",
-    features = "deterministic,nan_propagation,strided_outputs,non_causal"
-}
-
-portable_backend! {
-    /// Dense absorbed decode like `MmaMla`, for caches of `fp8_per_token`. The row pitch is a
-    /// multiple of 16 bytes, at least 656.
-    MmaMlaPerToken,
-    name = "MMA_MLA_PER_TOKEN",
-    kv = "fp8_per_token",
+    /// Dense absorbed decode like `MmaMla`, for rows with scales of their own: `fp8_ds_mla`, of which
+    /// only rows of dimensions (512, 64) are a multiple of 16 bytes, and `fp8_per_token`, whose row
+    /// pitch is a multiple of 16 bytes, at least 656.
+    MmaMlaScaled,
+    name = "MMA_MLA_SCALED",
+    kv = "fp8_ds_mla,fp8_per_token",
     cache_dims = "(512,64)",
     features = "deterministic,nan_propagation,strided_outputs,non_causal"
 }

@@ -9,21 +9,15 @@ mod mma_mla_sparse;
 use mla_runtime::backends;
 use mla_runtime::spec::{Capability, Run};
 pub use mma_attn::MmaAttn;
-pub use mma_mla::{MmaMla, MmaMlaDs, MmaMlaPerToken};
+pub use mma_mla::{MmaMla, MmaMlaScaled};
 pub use mma_mla_sparse::{MmaMlaSparse, MmaMlaSparseNarrow};
 
 /// Prepends this family's prefill backends to a list.
 pub(super) type Prefill<Rest> = backends![MmaAttn, ..Rest];
 
 /// Prepends this family's decode backends to a list.
-pub(super) type Decode<Rest> = backends![
-    MmaMla,
-    MmaMlaDs,
-    MmaMlaPerToken,
-    MmaMlaSparse,
-    MmaMlaSparseNarrow,
-    ..Rest
-];
+pub(super) type Decode<Rest> =
+    backends![MmaMla, MmaMlaScaled, MmaMlaSparse, MmaMlaSparseNarrow, ..Rest];
 
 /// GPUs on which the conformance tests of all of this family's backends passed, with machine code
 /// for compute capability 9.0.
@@ -49,11 +43,4 @@ macro_rules! limited_to {
 }
 
 #[cfg(feature = "sm80")]
-limited_to!(
-    MmaAttn,
-    MmaMla,
-    MmaMlaDs,
-    MmaMlaPerToken,
-    MmaMlaSparse,
-    MmaMlaSparseNarrow
-);
+limited_to!(MmaAttn, MmaMla, MmaMlaScaled, MmaMlaSparse, MmaMlaSparseNarrow);

@@ -2,7 +2,7 @@
 
 use mla_kernels::Cuda;
 use mla_kernels::backends::sm80::{
-    MmaAttn, MmaMla, MmaMlaDs, MmaMlaPerToken, MmaMlaSparse, MmaMlaSparseNarrow,
+    MmaAttn, MmaMla, MmaMlaScaled, MmaMlaSparse, MmaMlaSparseNarrow,
 };
 use mla_kernels::raw::MlaDeviceLimits;
 use mla_runtime::Result;
@@ -37,14 +37,7 @@ macro_rules! limited {
     )*};
 }
 
-limited!(
-    MmaAttn,
-    MmaMla,
-    MmaMlaDs,
-    MmaMlaPerToken,
-    MmaMlaSparse,
-    MmaMlaSparseNarrow
-);
+limited!(MmaAttn, MmaMla, MmaMlaScaled, MmaMlaSparse, MmaMlaSparseNarrow);
 
 macro_rules! smaller {
     ($backend:ident, $batch:ty, $call:ty, $run:ident) => {

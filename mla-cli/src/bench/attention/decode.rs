@@ -3,7 +3,7 @@
 use mla_conformance::reference::attend;
 use mla_runtime::Result;
 use mla_runtime::backend::{
-    DecodeBatch, DecodeCall, DecodeStage, HostLens, Query, SelectedDecode, SlotLists,
+    DecodeBatch, DecodeCall, DecodeStage, Query, SelectedDecode, SlotLists,
 };
 use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
@@ -107,7 +107,7 @@ impl<'a, D: Device> Decode<'a, D> {
         )?;
         let [query_lens, lens] = &self.host_lens;
         let batch = match self.backend.spec().plans_on_host {
-            true => batch.with_host(HostLens::new(query_lens, lens)),
+            true => batch.with_host(query_lens, lens),
             false => batch,
         };
         self.backend

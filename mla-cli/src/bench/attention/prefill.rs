@@ -2,9 +2,7 @@
 
 use mla_conformance::reference::attend;
 use mla_runtime::Result;
-use mla_runtime::backend::{
-    HostLens, Keys, PrefillBatch, PrefillCall, PrefillStage, SelectedPrefill,
-};
+use mla_runtime::backend::{Keys, PrefillBatch, PrefillCall, PrefillStage, SelectedPrefill};
 use mla_runtime::device::Device;
 use mla_runtime::plan::context::ContextChunk;
 use mla_runtime::select::Registry;
@@ -133,7 +131,7 @@ impl<'a, D: Device> Prefill<'a, D> {
             )
             .with_lse(lse);
             let (state, metadata) = (&mut self.state, &self.metadata);
-            let lens = HostLens::new(&self.query_lens, &self.key_lens);
+            let lens: [&[u32]; 2] = [&self.query_lens, &self.key_lens];
             let chunk = (!self.causal).then_some((0, lens));
             // SAFETY: the starts are sums of the requests' lengths. Every tensor was made for
             // these, and the metadata was prepared for them. State and metadata are this backend's.

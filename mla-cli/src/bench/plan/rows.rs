@@ -179,13 +179,13 @@ impl<'a, D: Stopwatch> Contenders<'a, D> {
         let target: Target = self.context.device.target();
         let request = SelectionRequest::new(target, *problem);
         let explanation = registry.explain(&request)?;
-        let candidates = &explanation.phase(phase).candidates;
+        let candidates = explanation.candidates(phase);
         let none_fits = || SelectionError::NoneFits {
             phase,
             explanation: Box::new(explanation.clone()),
         };
         let Some(given) = given else {
-            let best = explanation.phase(phase).selected().ok_or_else(none_fits)?;
+            let best = explanation.selected(phase).ok_or_else(none_fits)?;
             return Ok(vec![best.spec.name]);
         };
         let mut names: Vec<&'static str> = Vec::new();
@@ -203,7 +203,7 @@ impl<'a, D: Stopwatch> Contenders<'a, D> {
                 Phase::Decode => request.clone().with_decode(known),
             };
             let explanation = registry.explain(&asked)?;
-            let mut candidates = explanation.phase(phase).candidates.iter();
+            let mut candidates = explanation.candidates(phase).iter();
             let candidate = candidates.find(|candidate| candidate.spec.name == known);
             if let Some(candidate) = candidate.filter(|candidate| !candidate.is_valid()) {
                 return Err(SelectionError::Refused {

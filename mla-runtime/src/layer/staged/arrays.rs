@@ -7,7 +7,7 @@ use bytemuck::Pod;
 use super::context::chunk_elements;
 use super::{StagedStep, starts};
 use crate::Result;
-use crate::backend::{DecodeBatch, HostLens};
+use crate::backend::DecodeBatch;
 use crate::device::Device;
 use crate::layer::step_plan::StepPlan;
 use crate::tensor::{ArrayRef, BlockTable};
@@ -170,10 +170,7 @@ impl StagedStep {
             max_query_len: self.max_absorbed_query_len,
             max_seq_len: self.max_seq_len,
             causal: self.absorbed_causal(),
-            host: Some(HostLens {
-                query_lens: &self.absorbed_query_lens,
-                seq_lens: &self.absorbed_seq_lens,
-            }),
+            host: Some([&self.absorbed_query_lens, &self.absorbed_seq_lens]),
         })
     }
 }

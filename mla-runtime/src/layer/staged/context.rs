@@ -5,7 +5,6 @@ use std::ops::Range;
 
 use super::StagedStep;
 use crate::Result;
-use crate::backend::HostLens;
 use crate::batch::Request;
 use crate::device::{Device, GatherRows};
 use crate::model::KvFormat;
@@ -17,7 +16,7 @@ use crate::tensor::ArrayRef;
 /// One attention to rows of the cache. The rows are a chunk of the context, or all context and the
 /// new tokens.
 pub(in crate::layer) struct StepChunk<'a, D: Device> {
-    pub(in crate::layer) chunk: Option<(usize, HostLens<'a>)>,
+    pub(in crate::layer) chunk: Option<(usize, [&'a [u32]; 2])>,
     /// The queries, as a range of the tokens on the expanded path.
     pub(in crate::layer) tokens: Range<usize>,
     pub(in crate::layer) gather: GatherRows<'a, D>,
@@ -87,7 +86,7 @@ impl StagedStep {
         Ok(StepChunk {
             chunk: Some((
                 index,
-                HostLens::new(&self.expanded_query_lens[requests], &chunk.seq_lens),
+                [&self.expanded_query_lens[requests], &chunk.seq_lens],
             )),
             ..gathered
         })

@@ -1,10 +1,11 @@
 //! Checks of a step's requests, and of their pages.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 
 use super::{StepRequest, checked_page};
 use crate::backend::StepLimits;
-use crate::plan::slots::HostIndex;
+use crate::plan::slots::page_of;
 use crate::spec::Problem;
 use crate::{Error, Result};
 
@@ -19,7 +20,7 @@ pub(super) enum Origin {
 
 /// Refuses requests that contradict themselves or each other. Returns one more than the largest
 /// page number.
-pub(super) fn requests<T: HostIndex>(
+pub(super) fn requests<T: Copy + Display + TryInto<i64>>(
     problem: &Problem,
     limits: &StepLimits,
     requests: &[StepRequest<'_, T>],
@@ -38,7 +39,7 @@ pub(super) fn requests<T: HostIndex>(
         check_lens(index, request, limits, page, origin)?;
         tokens = tokens.saturating_add(request.new_tokens as usize);
         for (place, entry) in request.pages[..request.used(page)].iter().enumerate() {
-            let number = entry.to_page().map_err(|accepted| {
+            let number = page_of(*entry).map_err(|accepted| {
                 let given = format!("{entry} at [{index}][{place}]");
                 Error::argument("requests.pages", given, accepted)
             })?;
@@ -57,7 +58,7 @@ pub(super) fn requests<T: HostIndex>(
 }
 
 /// Refuses a request whose tokens and pages contradict each other.
-fn check_lens<T: HostIndex>(
+fn check_lens<T>(
     index: usize,
     request: &StepRequest<'_, T>,
     limits: &StepLimits,
@@ -93,7 +94,7 @@ fn check_lens<T: HostIndex>(
 
 /// Returns the request that writes each page, and the index of the page in that request. Refuses a
 /// second writer of a page.
-fn writers<T: HostIndex>(
+fn writers<T: Copy + Display + TryInto<i64>>(
     page: u32,
     requests: &[StepRequest<'_, T>],
 ) -> Result<HashMap<i32, (usize, usize)>> {
@@ -118,7 +119,7 @@ fn writers<T: HostIndex>(
 /// Refuses a page that one request writes and another one reads at a different index. The new
 /// tokens would overwrite tokens that the other request attends to. At the same index the page is a
 /// shared prefix. The same step may write and read it.
-fn check_reads<T: HostIndex>(
+fn check_reads<T: Copy + Display + TryInto<i64>>(
     page: u32,
     requests: &[StepRequest<'_, T>],
     writers: &HashMap<i32, (usize, usize)>,

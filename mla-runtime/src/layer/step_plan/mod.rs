@@ -6,13 +6,14 @@ mod padding;
 mod paths;
 mod rows;
 
+use std::fmt::Display;
 use std::ops::Range;
 
 use self::check::Origin;
 use self::paths::Paths;
 use crate::backend::StepLimits;
 use crate::batch::Request;
-use crate::plan::slots::{HostIndex, SKIPPED};
+use crate::plan::slots::{SKIPPED, page_of};
 use crate::plan::split;
 use crate::room::with_room;
 use crate::spec::{Problem, QueryLen};
@@ -27,12 +28,11 @@ pub struct StepRequest<'a, T = i32> {
     pub new_tokens: u32,
     /// The total number of tokens after the step: those in the cache and the new ones.
     pub total: u32,
-    /// The pages of these tokens in order, in any integer type of [`HostIndex`]. There may be more
-    /// pages than needed.
+    /// The pages of these tokens in order, in any integer type. There may be more pages than needed.
     pub pages: &'a [T],
 }
 
-impl<'a, T: HostIndex> StepRequest<'a, T> {
+impl<'a, T> StepRequest<'a, T> {
     /// A request with `new_tokens` new tokens and `total` tokens in all, in these pages.
     pub const fn new(new_tokens: u32, total: u32, pages: &'a [T]) -> Self {
         Self {
@@ -109,7 +109,7 @@ impl StepPlan {
     /// # Errors
     ///
     /// Same as [`Self::new`].
-    pub fn within<T: HostIndex>(
+    pub fn within<T: Copy + Display + TryInto<i64>>(
         problem: &Problem,
         limits: &StepLimits,
         threshold: u32,
@@ -119,7 +119,7 @@ impl StepPlan {
     }
 
     /// Plans an engine's requests, which may be in any order.
-    pub(super) fn ordered<T: HostIndex>(
+    pub(super) fn ordered<T: Copy + Display + TryInto<i64>>(
         problem: &Problem,
         limits: &StepLimits,
         threshold: u32,
@@ -145,7 +145,7 @@ impl StepPlan {
     /// If a request contradicts itself, has too few pages or is out of order, or if the limits have
     /// no room for the requests, tokens or pages. [`Workspace::prepare`](super::Workspace::prepare)
     /// refuses two tokens with one slot.
-    pub fn in_order<T: HostIndex>(
+    pub fn in_order<T: Copy + Display + TryInto<i64>>(
         problem: &Problem,
         limits: &StepLimits,
         threshold: u32,
@@ -156,7 +156,7 @@ impl StepPlan {
         Self::planned(&paths, requests, Origin::Raw)
     }
 
-    fn planned<T: HostIndex>(
+    fn planned<T: Copy + Display + TryInto<i64>>(
         paths: &Paths<'_>,
         requests: &[StepRequest<'_, T>],
         origin: Origin,
@@ -197,7 +197,7 @@ impl StepPlan {
     }
 
     /// Assigns rows to requests that have been checked, and copies their pages.
-    fn place<T: HostIndex>(&mut self, requests: &[StepRequest<'_, T>]) {
+    fn place<T: Copy + Display + TryInto<i64>>(&mut self, requests: &[StepRequest<'_, T>]) {
         let mut end = 0;
         for (place, &index) in self.order.iter().enumerate() {
             let request = &requests[index];
@@ -233,14 +233,14 @@ impl StepPlan {
 
     /// Sets the slots to which the new tokens' rows are written. Each is the token's slot in its
     /// request's pages, or [`SKIPPED`] if the row must not be written. Slots are in the order of
-    /// the layer, whatever order the engine's tensors have. They may have any integer type of
-    /// [`HostIndex`], but unsigned types have no value for [`SKIPPED`].
+    /// the layer, whatever order the engine's tensors have. They may have any integer type, but
+    /// unsigned types have no value for [`SKIPPED`].
     ///
     /// # Errors
     ///
     /// If the number of slots is not that of the tokens, padding included. Also if a slot is not
     /// the token's slot in its request's pages.
-    pub fn with_slots<S: HostIndex>(mut self, slots: &[S]) -> Result<Self> {
+    pub fn with_slots<S: Copy + Display + TryInto<i64>>(mut self, slots: &[S]) -> Result<Self> {
         self.written = None;
         let tokens = self.tokens();
         if slots.len() != tokens {
@@ -250,7 +250,7 @@ impl StepPlan {
         }
         let mut written = with_room(tokens)?;
         for (index, (slot, given)) in self.slots().zip(slots).enumerate() {
-            let number = given.to_i64();
+            let number = (*given).try_into().ok();
             if number != Some(slot) && number != Some(SKIPPED) {
                 let accepted = match slot {
                     SKIPPED => "−1, as the token is padding".to_owned(),
@@ -346,8 +346,8 @@ impl StepPlan {
 }
 
 /// The page number of an entry that has been checked.
-fn checked_page(entry: impl HostIndex) -> i32 {
-    entry.to_page().unwrap_or_default()
+fn checked_page(entry: impl TryInto<i64>) -> i32 {
+    page_of(entry).unwrap_or_default()
 }
 
 #[cfg(test)]

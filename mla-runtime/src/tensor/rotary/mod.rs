@@ -4,6 +4,7 @@ mod tables;
 
 pub use self::tables::RotaryTables;
 use crate::model::DType;
+use crate::setters::copies;
 use crate::tensor::{ArrayRef, Memory, TensorMut, TensorRef};
 use crate::{Error, Result};
 
@@ -26,13 +27,7 @@ pub struct Rotary<'a, D: Memory> {
     pub style: RotaryStyle,
 }
 
-impl<D: Memory> Clone for Rotary<'_, D> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<D: Memory> Copy for Rotary<'_, D> {}
+copies!([D: Memory] Rotary<'_, D>);
 
 impl<'a, D: Memory> Rotary<'a, D> {
     /// A rotation by these tables. Without positions, those of a prepared step apply.

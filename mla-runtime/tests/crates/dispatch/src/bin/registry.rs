@@ -3,7 +3,7 @@
 use mla_cpu::Cpu;
 use mla_dispatch::{CONFIG, LIMITS, drive};
 use mla_runtime::Result;
-use mla_runtime::backend::{DecodeCall, DecodeStage, Opaque, SelectedDecode};
+use mla_runtime::backend::{DecodeCall, DecodeStage, SelectedDecode};
 use mla_runtime::select::{Registry, SelectionError};
 
 #[unsafe(no_mangle)]
@@ -12,8 +12,8 @@ fn registry(
     backend: &SelectedDecode<Cpu>,
     device: &Cpu,
     call: DecodeCall<'_, Cpu>,
-    state: &mut Opaque,
-    metadata: &Opaque,
+    state: &mut <SelectedDecode<Cpu> as DecodeStage>::State,
+    metadata: &<SelectedDecode<Cpu> as DecodeStage>::Metadata,
 ) -> Result<()> {
     // SAFETY: the backend reads no array of a call; the state is its own.
     unsafe { backend.decode(device, call, state, metadata) }
