@@ -21,7 +21,7 @@ mod bounded;
 #[cfg(feature = "budget")]
 pub mod budget;
 mod build;
-pub mod cache;
+mod cache;
 mod clangd;
 pub mod code;
 mod compiled;

@@ -3,7 +3,6 @@
 mod api;
 mod book;
 mod bundle;
-mod cache;
 mod cubins;
 mod declarations;
 mod engines;
@@ -40,8 +39,6 @@ struct Arguments {
 enum Chore {
     /// Compile the kernels, show each unit when it is done, and show what took time.
     Kernels(kernels::Arguments),
-    /// Show the cache of compiled kernels, clean it, or copy it.
-    Cache(cache::Arguments),
     /// Pack the GPU tests and the benchmarks into a folder that runs on a machine without Rust.
     Bundle(bundle::Arguments),
     /// Compare the checked-in expansions, compiler errors, machine code and outputs, or write them
@@ -85,7 +82,6 @@ fn main() -> ExitCode {
 fn run(chore: Chore) -> anyhow::Result<()> {
     match chore {
         Chore::Kernels(arguments) => kernels::run(&arguments),
-        Chore::Cache(arguments) => cache::run(&arguments),
         Chore::Bundle(arguments) => bundle::run(&arguments),
         Chore::Engines(arguments) => engines::run(&arguments),
         Chore::Goldens(arguments) => goldens::run(&arguments),

@@ -255,7 +255,6 @@ impl Plan {
         }
         watched.extend(done.iter().flat_map(|done| done.files.iter().cloned()));
         let report = self.report(done, started, library_bytes);
-        self.cache.count(&report);
         self.library.save(&report)?;
         if !failures.is_empty() {
             let total = self.units.len();

@@ -1,24 +1,16 @@
-//! Maintenance of the cache by a person: statistics, cleaning, copying.
+//! The cache's folder and its bound.
 
 use std::{
     env, fs,
-    io::Write,
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
-use serde::{Deserialize, Serialize};
-
 use super::{
-    Cache, Manifest,
+    Cache,
     store::{KINDS, STAGING},
 };
-use crate::bounded;
-use crate::{Error, exposure, report, variables};
-
-/// The file in the cache with one line for each build, and its maximum size in bytes.
-const BUILDS: &str = "builds";
-const MAX_BUILDS: u64 = 1 << 18;
+use crate::{Error, variables};
 
 /// Returns the cache's folder: `MLA_BUILD_CACHE`, or `mla-build` in the user's cache folder.
 /// Returns `None` without either.
@@ -26,7 +18,7 @@ const MAX_BUILDS: u64 = 1 << 18;
 /// # Errors
 ///
 /// If the variable's value is a relative path.
-pub fn folder() -> Result<Option<PathBuf>, Error> {
+pub(crate) fn folder() -> Result<Option<PathBuf>, Error> {
     if let Some(given) = variables::set(variables::CACHE) {
         variables::check_absolute(variables::CACHE, &given)?;
         return Ok(Some(given.into()));
@@ -42,7 +34,7 @@ const MIN_BOUND: u64 = 64 << 20;
 /// # Errors
 ///
 /// If the variable's value is not a size, or is less than 64 MiB.
-pub fn bound() -> Result<u64, Error> {
+pub(crate) fn bound() -> Result<u64, Error> {
     let given = env::var(variables::CACHE_SIZE).ok();
     match given.filter(|given| !given.is_empty()) {
         None => Ok(10 << 30),
@@ -73,140 +65,6 @@ fn parse_size(text: &str) -> Option<u64> {
     number.trim().parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// The content of a cache, and its use in the latest builds.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Statistics {
-    /// The number of objects.
-    pub objects: usize,
-    /// The bytes of all files in the cache.
-    pub bytes: u64,
-    /// The last use of the object that has not been used for the longest time.
-    pub oldest: Option<SystemTime>,
-    /// The number of latest builds that are counted below.
-    pub builds: usize,
-    /// The number of units that these builds found in the cache.
-    pub cached: u64,
-    /// The number of units that these builds compiled.
-    pub compiled: u64,
-}
-
-/// A line of the file of builds.
-#[derive(Debug, Serialize, Deserialize)]
-struct Build {
-    finished: f64,
-    package: String,
-    library: String,
-    cached: u64,
-    compiled: u64,
-}
-
-/// Counts the content of a cache. A cache that does not exist counts as empty.
-pub fn statistics(cache: &Path) -> Statistics {
-    let objects = files(&cache.join("objects"));
-    let builds: Vec<Build> = bounded::read_to_string(cache.join(BUILDS))
-        .unwrap_or_default()
-        .lines()
-        // A line that was cut off is skipped.
-        .filter_map(|line| serde_json::from_str(line).ok())
-        .collect();
-    Statistics {
-        objects: objects.len(),
-        bytes: all(cache).map(|file| file.bytes).sum(),
-        oldest: objects.iter().map(|file| file.used).min(),
-        builds: builds.len(),
-        cached: builds.iter().map(|build| build.cached).sum(),
-        compiled: builds.iter().map(|build| build.compiled).sum(),
-    }
-}
-
-/// Removes files that were not used for `age`, and returns their number of bytes.
-///
-/// An `age` of 0 empties the cache. A build that runs meanwhile compiles what it misses.
-///
-/// # Errors
-///
-/// If the folder is not a cache, or a file cannot be removed.
-pub fn clean(cache: &Path, age: Duration) -> Result<u64, Error> {
-    // A folder that was named by mistake may have a folder `objects` with other files.
-    if cache.is_dir() && !cache.join(STAGING).is_dir() {
-        return Err(Error::setting(
-            "cache",
-            cache,
-            format!("the folder of a cache, which holds a folder `{STAGING}`"),
-        ));
-    }
-    let mut bytes = 0;
-    for file in all(cache) {
-        let unused = file.used.elapsed().unwrap_or_default();
-        if unused >= age {
-            fs::remove_file(&file.path).map_err(Error::file("remove", &file.path))?;
-            bytes += file.bytes;
-        }
-    }
-    Ok(bytes)
-}
-
-/// Copies the content of one cache to another, and returns the number of new objects there. A copy
-/// can be used like any cache: nothing in it depends on its path or on the machine that made it.
-///
-/// # Errors
-///
-/// If a file cannot be read or written.
-pub fn copy(from: &Path, to: &Path) -> Result<usize, Error> {
-    if !from.join("objects").is_dir() {
-        return Err(Error::setting(
-            "cache",
-            from,
-            "the folder of a cache, which holds a folder `objects`",
-        ));
-    }
-    let refuse = |folder, accepted| Err(Error::setting("cache", folder, accepted));
-    if let Some(exposed) = exposure::of([from, &from.join("objects")])
-        && exposed.is_to_all
-    {
-        let sentence = exposed.sentence;
-        return refuse(
-            from,
-            format!("a folder that others cannot write to ({sentence})"),
-        );
-    }
-    let cache = Cache::open(to.to_owned());
-    if !cache.is_writable() {
-        let notes: Vec<_> = cache.warning().into_iter().chain(cache.notes()).collect();
-        return refuse(
-            to,
-            format!("a folder that can be written ({})", notes.join("; ")),
-        );
-    }
-    let mut new = 0;
-    // Objects come first: a manifest may name a missing object, but an object without a manifest is
-    // never found.
-    for kind in ["objects", "estimates", "manifests"] {
-        for file in files(&from.join(kind)) {
-            let place = to.join(file.path.strip_prefix(from).unwrap_or(&file.path));
-            let mut bytes = bounded::read(&file.path).map_err(Error::file("read", &file.path))?;
-            match bounded::read(&place) {
-                Ok(_) if kind != "manifests" => continue,
-                Ok(known) => bytes = merged(&known, &bytes).unwrap_or(bytes),
-                Err(_) => {}
-            }
-            let published = cache.publish(&place, &bytes);
-            published.map_err(Error::file("write", &place))?;
-            new += usize::from(kind == "objects");
-        }
-    }
-    Ok(new)
-}
-
-/// Returns a manifest with the sets of both, or `None` unless both are manifests.
-fn merged(known: &[u8], more: &[u8]) -> Option<Vec<u8>> {
-    let mut manifest: Manifest = serde_json::from_slice(known).ok()?;
-    let more: Manifest = serde_json::from_slice(more).ok()?;
-    manifest.add(more);
-    serde_json::to_vec(&manifest).ok()
-}
-
 impl Cache {
     /// Removes the files with the oldest last use until the cache is within `bound` bytes. Also
     /// removes what a killed build left in `staging`.
@@ -229,32 +87,6 @@ impl Cache {
             if fs::remove_file(file.path).is_ok() {
                 total -= file.bytes;
             }
-        }
-    }
-
-    /// Records a build for [`statistics`]. If that fails, only a count is lost.
-    pub(crate) fn count(&self, report: &report::Report) {
-        if !self.is_writable() {
-            return;
-        }
-        let path = self.folder().join(BUILDS);
-        if fs::metadata(&path).is_ok_and(|data| data.len() > MAX_BUILDS) {
-            let text = bounded::read(&path).unwrap_or_default();
-            let _ = self.publish(&path, &text[text.len() / 2..]);
-        }
-        let build = Build {
-            finished: report.finished,
-            package: report.package.clone(),
-            library: report.library.clone(),
-            cached: report.count(report::Outcome::Cached) as u64,
-            compiled: report.count(report::Outcome::Compiled) as u64,
-        };
-        if let Ok(mut line) = serde_json::to_string(&build)
-            && let Ok(mut file) = fs::File::options().append(true).create(true).open(path)
-        {
-            line.push('\n');
-            // Each line is one write, since appending is atomic between processes.
-            let _ = file.write_all(line.as_bytes());
         }
     }
 }
@@ -305,22 +137,5 @@ mod tests {
             assert!(message.starts_with(&start), "{message}");
         }
         assert_eq!(bound_of("64 MiB".to_owned()).unwrap(), 64 << 20);
-    }
-
-    #[test]
-    fn a_folder_that_is_no_cache_is_not_cleaned() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("objects/mine");
-        fs::create_dir(folder.path().join("objects")).unwrap();
-        fs::write(&file, "").unwrap();
-        let message = clean(folder.path(), Duration::ZERO)
-            .unwrap_err()
-            .to_string();
-        assert!(message.starts_with("cache: given "), "{message}");
-        assert!(file.is_file());
-        assert_eq!(
-            clean(&folder.path().join("none"), Duration::ZERO).unwrap(),
-            0
-        );
     }
 }

@@ -13,7 +13,6 @@
 //! <cache>/objects/cd/<second key>        hash of the rest, what is known of it, the object
 //! <cache>/estimates/ef/<unit>.json       time and peak memory of the last compilation
 //! <cache>/files/0a/<path>.json           hash of a program of the toolkit, with its file's times
-//! <cache>/builds                         a line for each build, for statistics
 //! <cache>/locks/<first three digits>     held with flock: the system lets go when a process dies
 //! <cache>/staging/                       files on their way; renamed when whole
 //! ```
@@ -38,7 +37,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use hasher::{Hasher, content_now};
 pub(crate) use includes::Lookup;
-pub use maintenance::{Statistics, bound, clean, copy, folder, statistics};
+pub(crate) use maintenance::{bound, folder};
 pub(crate) use store::{Cache, Estimate, Loaded};
 
 use crate::roles::{RolePath, Roles};
