@@ -12,7 +12,7 @@ use mla_runtime::layer::{MlaLayer, StepPlan, StepRequest, Weights};
 use mla_runtime::model::{
     DType, HeadDims, IndexerConfig, KvFormat, MlaDims, ModelConfig, Rope, RotaryStyle,
 };
-use mla_runtime::plan::context::{ChunkLimits, plan_chunks};
+use mla_runtime::plan::context::plan_chunks;
 use mla_runtime::plan::crossover::{Machine, crossover, threshold};
 use mla_runtime::plan::memory::{self, MemoryNeeds};
 use mla_runtime::plan::parallel::ContextParallel;
@@ -132,43 +132,29 @@ fn plans_of_context() {
             continue;
         };
         for [a, b] in tuples(&U32) {
-            check(parallel.alignment(a));
-            let _ = parallel.padded_local_len(a);
             check(parallel.local_len(a, b));
-            check(parallel.global_position(a, b.into()));
-            check(parallel.global_position(a, u64::MAX));
-            check(row_budget(a, b, 64, parallel));
-            check(row_budget(b, a, a, parallel));
             let _ = (
                 parallel.rank_of(u64::MAX),
                 parallel.local_position(u64::MAX),
             );
         }
     }
-    for [rows, align, longest] in tuples(&U32) {
-        for parallel in [None, ContextParallel::new(3, 5).ok()] {
-            let limits = ChunkLimits::new(rows, align).with_parallel(parallel);
-            if let Some(plan) = check(plan_chunks(&[1, 0, 7], &limits)) {
+    for [a, b, c] in tuples(&U32) {
+        check(row_budget(a, b, c));
+    }
+    for [rows, align] in tuples(&U32) {
+        for own_cuts in [false, true] {
+            if let Some(plan) = check(plan_chunks(&[1, 0, 7], rows, align, own_cuts)) {
                 for chunk in &plan {
-                    let lens = chunk.cumulative_seq_lens();
-                    let _ = (
-                        chunk.rows(),
-                        chunk.max_seq_len(),
-                        chunk.segments().count(),
-                        lens,
-                    );
+                    let _ = (chunk.rows(), chunk.max_seq_len(), chunk.segments().count());
                 }
             }
-            check(plan_chunks(
-                &[1, 0, 7],
-                &limits.with_max_chunk(Some(longest)),
-            ));
             if rows >= 1 << 16 {
-                check(plan_chunks(&[u32::MAX, 0, u32::MAX], &limits));
+                check(plan_chunks(&[u32::MAX, 0, u32::MAX], rows, align, own_cuts));
             }
         }
     }
-    check(plan_chunks(&[u32::MAX], &ChunkLimits::new(1, 1)));
+    check(plan_chunks(&[u32::MAX], 1, 1, false));
 }
 
 #[test]

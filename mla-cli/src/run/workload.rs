@@ -7,7 +7,6 @@ use mla_runtime::backend::StepLimits;
 use mla_runtime::batch::Request;
 use mla_runtime::layer::{StepPlan, StepRequest};
 use mla_runtime::plan::memory::MAX_PAGES;
-use mla_runtime::plan::parallel::ContextParallel;
 use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::plan::split;
 use mla_runtime::plan::workspace::row_budget;
@@ -189,7 +188,7 @@ impl Workload {
             Some(rows) => u64::from(rows).next_multiple_of(page),
             None => {
                 let count = self.requests.len() as u32;
-                let budget = row_budget(longest, count, self.page_size, ContextParallel::SINGLE)?;
+                let budget = row_budget(longest, count, self.page_size)?;
                 u64::from(budget).min(context.next_multiple_of(page))
             }
         };

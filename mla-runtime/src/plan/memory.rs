@@ -17,7 +17,6 @@
 //! | `absorbed_lse` | `[H, T_a]` f32 | the log-sum-exp by which results of ranks are merged | N > 1 |
 //! | `context_latent` | [W, L] | a chunk's gathered latents | |
 //! | `context_rope` | [W, R] | a chunk's gathered rotary keys | |
-//! | `local_context_rows` | [W/N, L+R] | the rows of a chunk that this rank gathers | N > 1 |
 //! | `expanded_kv` | [E, H, P+V] | rows · `W_kv_b` | keys are not packed |
 //! | `expanded_keys` | [E, H, P+R] | each head's key, with its rotary part | keys are packed |
 //! | `expanded_values` | [E, H, V] | values | keys are packed |
@@ -108,7 +107,7 @@ pub struct MemoryNeeds {
     pub absorbed_tokens: u32,
     /// T_e: the maximum number of query tokens of a step on the expanded path.
     pub expanded_tokens: u32,
-    /// W: the row budget of context chunks, over all ranks; 0 if context is never expanded.
+    /// W: the row budget of context chunks; 0 if context is never expanded.
     pub rows: u32,
     /// T of the packed regions: the maximum number of query tokens of a step whose rows are out of
     /// order.
@@ -326,7 +325,6 @@ regions! {
     AbsorbedLse "absorbed_lse" in Workspace;
     ContextLatent "context_latent" in Workspace;
     ContextRope "context_rope" in Workspace;
-    LocalContextRows "local_context_rows" in Workspace;
     ExpandedKv "expanded_kv" in Workspace;
     ExpandedKeys "expanded_keys" in Workspace;
     ExpandedValues "expanded_values" in Workspace;
@@ -502,14 +500,9 @@ fn add_expanded(needs: &MemoryNeeds, regions: &mut Regions) -> Result<()> {
     let [latent, nope, rope, v] =
         [dims.latent, dims.head.nope, dims.head.rope, dims.head.v].map(u64::from);
     let [heads, rows, tokens] = [needs.heads, needs.rows, needs.expanded_tokens].map(u64::from);
-    let world = u64::from(needs.parallel.world());
 
     regions.add(RegionName::ContextLatent, &[rows, latent], bytes)?;
     regions.add(RegionName::ContextRope, &[rows, rope], bytes)?;
-    if world > 1 {
-        let shape = [rows / world, latent + rope];
-        regions.add(RegionName::LocalContextRows, &shape, bytes)?;
-    }
     let expansion = |width| [rows.max(tokens), heads, width];
     if needs.packed_keys {
         regions.add(RegionName::ExpandedKeys, &expansion(nope + rope), bytes)?;
@@ -628,19 +621,15 @@ impl Regions {
     }
 }
 
-/// The largest row budget W with which the plan fits into `bytes`. It is a multiple of the
-/// [alignment](ContextParallel::alignment) of chunks. The function ignores `needs.rows`.
+/// The largest row budget W with which the plan fits into `bytes`. It is a multiple of the page
+/// size. The function ignores `needs.rows`.
 ///
 /// # Errors
 ///
 /// If not even the smallest budget fits, or for the reasons of [`plan`].
 pub fn max_rows(needs: &MemoryNeeds, bytes: u64) -> Result<u32> {
     check(needs)?;
-    let align = needs.parallel.alignment(needs.page_size)?;
-    let align = u32::try_from(align).map_err(|_| Error::Overflow {
-        quantity: "the alignment lcm(page, N·I)",
-        limit: u32::MAX.into(),
-    })?;
+    let align = needs.page_size;
     let count = largest(
         u64::from(u32::MAX / align),
         bytes,
@@ -803,7 +792,6 @@ mod tests {
                 ("absorbed_lse", vec![128, 256], 131_072),
                 ("context_latent", vec![1000, 512], 1_024_000),
                 ("context_rope", vec![1000, 64], 128_000),
-                ("local_context_rows", vec![500, 576], 576_000),
                 // There are more new tokens than rows of a chunk.
                 ("expanded_keys", vec![2048, 128, 192], 100_663_296),
                 ("expanded_values", vec![2048, 128, 128], 67_108_864),
@@ -1035,7 +1023,7 @@ mod tests {
         /// The result fits, and the next larger number does not.
         #[test]
         fn the_inverse_is_maximal(needs in any_needs(), spare in 0u64..1 << 34) {
-            let align = needs.parallel.alignment(needs.page_size).unwrap() as u32;
+            let align = needs.page_size;
             let total = |needs: &MemoryNeeds| plan(needs).unwrap().total_bytes;
 
             let with_rows = |rows| MemoryNeeds { rows, ..needs };

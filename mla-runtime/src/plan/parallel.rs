@@ -10,7 +10,6 @@
 //!
 //! Each rank numbers its tokens from zero, without gaps. These numbers are its local positions.
 
-use super::lcm;
 use crate::{Error, Result};
 
 /// The distribution of a request's tokens over ranks.
@@ -66,19 +65,6 @@ impl ContextParallel {
         self.world as u64 * self.interleave as u64
     }
 
-    /// lcm(page, N·I). If a context is cut at a multiple of it, the cut lies at the start of a
-    /// page, and every rank's shard starts with a whole interleave block.
-    ///
-    /// # Errors
-    ///
-    /// If `page` is zero or the result exceeds 64 bits.
-    pub fn alignment(self, page: u32) -> Result<u64> {
-        if page == 0 {
-            return Err(Error::argument("align", 0, "at least 1"));
-        }
-        lcm(page.into(), self.period()).ok_or(Error::overflow("the alignment lcm(page, N·I)"))
-    }
-
     /// The rank that holds the token at this position: (i / I) mod N.
     pub const fn rank_of(self, position: u64) -> u32 {
         (position / self.interleave as u64 % self.world as u64) as u32
@@ -90,21 +76,6 @@ impl ContextParallel {
         position / self.period() * interleave + position % interleave
     }
 
-    /// The position of the token at a local position of a rank: the inverse of [`Self::rank_of`]
-    /// and [`Self::local_position`] together.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such rank, or the position exceeds 64 bits.
-    pub fn global_position(self, rank: u32, local: u64) -> Result<u64> {
-        self.check_rank(rank)?;
-        let interleave = u64::from(self.interleave);
-        (local / interleave)
-            .checked_mul(self.period())
-            .and_then(|start| start.checked_add(u64::from(rank) * interleave + local % interleave))
-            .ok_or(Error::overflow("the global position"))
-    }
-
     /// Counts the tokens among a request's first `len` that a rank holds: ⌊len / (N·I)⌋·I +
     /// clamp(len mod (N·I) − rank·I, 0, I).
     ///
@@ -113,28 +84,11 @@ impl ContextParallel {
     /// If there is no such rank.
     pub fn local_len(self, len: u32, rank: u32) -> Result<u32> {
         self.check_rank(rank)?;
-        Ok(self.local_len_of(len, rank))
-    }
-
-    /// [`Self::local_len`] of every rank, in rank order. The sum is `len`.
-    pub fn local_lens(self, len: u32) -> Vec<u32> {
-        (0..self.world)
-            .map(|rank| self.local_len_of(len, rank))
-            .collect()
-    }
-
-    /// ⌈len / (N·I)⌉·I: the number of rows that every rank reserves for the first `len` tokens. All
-    /// ranks' shards thus have one size, and no rank holds more tokens than that.
-    pub const fn padded_local_len(self, len: u32) -> u64 {
-        (len as u64).div_ceil(self.period()) * self.interleave as u64
-    }
-
-    fn local_len_of(self, len: u32, rank: u32) -> u32 {
         let (len, interleave) = (u64::from(len), u64::from(self.interleave));
         let before = u64::from(rank) * interleave;
         let rest = (len % self.period()).saturating_sub(before).min(interleave);
         // At most `len`, so it fits 32 bits.
-        (len / self.period() * interleave + rest) as u32
+        Ok((len / self.period() * interleave + rest) as u32)
     }
 
     fn check_rank(self, rank: u32) -> Result<()> {
@@ -163,16 +117,18 @@ mod tests {
         assert_eq!(ranks(1, 64), [0; 9]);
     }
 
+    fn local_lens(parallel: ContextParallel, len: u32) -> Vec<u32> {
+        let lens = (0..parallel.world()).map(|rank| parallel.local_len(len, rank));
+        lens.collect::<Result<_>>().unwrap()
+    }
+
     #[test]
     fn known_local_lengths() {
         let parallel = ContextParallel::new(4, 1).unwrap();
-        assert_eq!(parallel.local_lens(65), [17, 16, 16, 16]);
-        assert_eq!(parallel.local_lens(96), [24, 24, 24, 24]);
-        assert_eq!(parallel.padded_local_len(65), 17);
+        assert_eq!(local_lens(parallel, 65), [17, 16, 16, 16]);
+        assert_eq!(local_lens(parallel, 96), [24, 24, 24, 24]);
         let parallel = ContextParallel::new(2, 64).unwrap();
-        assert_eq!(parallel.local_lens(3000), [1528, 1472]);
-        assert_eq!(parallel.padded_local_len(3000), 1536);
-        assert_eq!(parallel.padded_local_len(0), 0);
+        assert_eq!(local_lens(parallel, 3000), [1528, 1472]);
     }
 
     #[test]
@@ -183,9 +139,6 @@ mod tests {
             ContextParallel::new(1025, 1).unwrap_err(),
             ContextParallel::new(2, 0).unwrap_err(),
             parallel.local_len(10, 2).unwrap_err(),
-            parallel.global_position(2, 0).unwrap_err(),
-            parallel.global_position(1, u64::MAX).unwrap_err(),
-            parallel.alignment(0).unwrap_err(),
         ]
         .map(|error| error.to_string());
         assert_eq!(
@@ -195,9 +148,6 @@ mod tests {
                 "world: given 1025, accepted 1 to 1024",
                 "interleave: given 0, accepted at least 1",
                 "rank: given 2, accepted 0 to 1",
-                "rank: given 2, accepted 0 to 1",
-                "the global position: given more than fits, accepted at most 18446744073709551615",
-                "align: given 0, accepted at least 1",
             ]
         );
     }
@@ -207,19 +157,9 @@ mod tests {
     }
 
     proptest! {
-        /// Every token has one rank and one local position, from which its position can be
-        /// computed.
-        #[test]
-        fn positions_round_trip(parallel in parallel(), position in 0u64..1 << 40) {
-            let (rank, local) = (parallel.rank_of(position), parallel.local_position(position));
-            prop_assert_eq!(parallel.global_position(rank, local), Ok(position));
-        }
-
-        /// The formula agrees with a count, the ranks' shards add up, and no shard exceeds its
-        /// rows.
+        /// The formula agrees with a count.
         #[test]
         fn local_lengths_count_tokens(parallel in parallel(), len in 0u32..2000) {
-            let lens = parallel.local_lens(len);
             let mut counted = vec![0u32; parallel.world() as usize];
             for position in 0..u64::from(len) {
                 let rank = parallel.rank_of(position) as usize;
@@ -227,11 +167,7 @@ mod tests {
                 prop_assert_eq!(parallel.local_position(position), u64::from(counted[rank]));
                 counted[rank] += 1;
             }
-            prop_assert_eq!(&lens, &counted);
-            for (rank, &local) in lens.iter().enumerate() {
-                prop_assert_eq!(parallel.local_len(len, rank as u32), Ok(local));
-                prop_assert!(u64::from(local) <= parallel.padded_local_len(len));
-            }
+            prop_assert_eq!(local_lens(parallel, len), counted);
         }
 
         #[test]
@@ -241,7 +177,7 @@ mod tests {
             len: u32,
         ) {
             let parallel = ContextParallel::new(world, interleave).unwrap();
-            let sum: u64 = parallel.local_lens(len).into_iter().map(u64::from).sum();
+            let sum: u64 = local_lens(parallel, len).into_iter().map(u64::from).sum();
             prop_assert_eq!(sum, u64::from(len));
         }
     }

@@ -8,7 +8,7 @@ use crate::Result;
 use crate::batch::Request;
 use crate::device::{Device, GatherRows};
 use crate::model::KvFormat;
-use crate::plan::context::{ChunkLimits, plan_chunks};
+use crate::plan::context::plan_chunks;
 use crate::plan::slots::SKIPPED;
 use crate::spec::{Feature, Problem};
 use crate::tensor::ArrayRef;
@@ -55,8 +55,7 @@ impl StagedStep {
         let lens: Vec<u32> = expanded.iter().map(context_len).collect();
         // Less than 2³¹, as the check of the limits ensures.
         let rows = self.limits.context_rows as u32;
-        let limits = ChunkLimits::new(rows, problem.page_size).with_own_cuts(own_cuts);
-        self.context = plan_chunks(&lens, &limits)?;
+        self.context = plan_chunks(&lens, rows, problem.page_size, own_cuts)?;
         Ok(())
     }
 
