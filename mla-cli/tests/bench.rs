@@ -63,7 +63,6 @@ fn every_shipped_sweep_runs() {
         ("heads", "--range b=1,2"),
         ("mixed", "--range s=1 --range q=1"),
         ("models", ""),
-        ("num-splits", "--range s=1"),
         ("page", "--range s=1"),
         ("prefill", "--range q=1"),
         (

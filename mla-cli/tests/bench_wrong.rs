@@ -114,16 +114,6 @@ fn main() -> ExitCode {
     let compared = mla(&format!("bench compare {0} {0}", json.display()));
     assert_eq!(compared.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&compared.stdout).contains("WRONG"));
-    // The backend does not accept a number of splits, which is refused before anything runs.
-    let refused = mla(&format!(
-        "bench 2q1s64 {toy} --backends NOTHING --num-splits 2"
-    ));
-    assert_eq!(refused.status.code(), Some(2));
-    let stderr = String::from_utf8_lossy(&refused.stderr);
-    assert!(
-        stderr.contains("num_splits: given 2, accepted none: NOTHING divides rows by itself"),
-        "{stderr}"
-    );
     // A query that is too long for the backend takes the expanded path, as in a layer.
     let long = mla(&format!(
         "bench q16s128_2q1s64 {toy} --measure layer --decode NOTHING"

@@ -31,18 +31,10 @@ const ROWS: usize = 64;
 const SPLIT_KEYS: usize = 2 * KEYS;
 const MAX_SPLITS: usize = 16;
 
-fn split_len(keys: usize, max: Option<usize>) -> usize {
-    let even = keys.div_ceil(max.unwrap_or(MAX_SPLITS));
-    let min = match max {
-        Some(_) => KEYS,
-        None => SPLIT_KEYS,
-    };
-    even.next_multiple_of(KEYS).max(min)
-}
-
 // Divides keys into splits. A tail of less than half a tile joins the split before it.
-fn splits(keys: usize, max: Option<usize>) -> impl Iterator<Item = Range<usize>> {
-    let len = split_len(keys, max);
+fn splits(keys: usize) -> impl Iterator<Item = Range<usize>> {
+    let even = keys.div_ceil(MAX_SPLITS).next_multiple_of(KEYS);
+    let len = even.max(SPLIT_KEYS);
     let count = match keys / len {
         0 => keys.min(1),
         whole => whole + usize::from(keys % len >= KEYS / 2),
@@ -58,8 +50,6 @@ fn splits(keys: usize, max: Option<usize>) -> impl Iterator<Item = Range<usize>>
 #[derive(Debug)]
 pub struct CpuDecode {
     config: LayerConfig,
-    // The number of splits that the caller has set. `None` means that it depends on the lengths.
-    num_splits: Option<usize>,
 }
 
 /// Workspaces of [`CpuDecode`].
@@ -122,10 +112,7 @@ impl DecodeBackend for CpuDecode {
 
     fn new(_: &Cpu, config: &LayerConfig) -> Result<Self> {
         check_scale(config.softmax_scale)?;
-        Ok(Self {
-            config: *config,
-            num_splits: None,
-        })
+        Ok(Self { config: *config })
     }
 
     fn state(&self, device: &Cpu, limits: &StepLimits) -> Result<DecodeState> {
@@ -182,15 +169,6 @@ impl DecodeBackend for CpuDecode {
         });
         Ok(())
     }
-
-    fn set_num_splits(&mut self, splits: u32) -> Result<()> {
-        if !(1..=MAX_SPLITS).contains(&(splits as usize)) {
-            let accepted = format!("1 to {MAX_SPLITS}");
-            return Err(Error::argument("num_splits", splits, accepted));
-        }
-        self.num_splits = Some(splits as usize);
-        Ok(())
-    }
 }
 
 // The arguments of a call, checked and typed.
@@ -214,7 +192,6 @@ struct Call<'a, T> {
     // query token on it.
     scale: f32,
     query_scales: Option<&'a [f32]>,
-    num_splits: Option<usize>,
 }
 
 enum QueryElements<'a, T> {
@@ -318,7 +295,6 @@ impl CpuDecode {
             sinks: sinks.map(|sinks| scalars("sinks", sinks)).transpose()?,
             scale: self.config.softmax_scale * std::f32::consts::LOG2_E * layout.scale,
             query_scales: factors(call.query_scales.as_ref())?,
-            num_splits: self.num_splits,
         };
         Ok((call, lists))
     }
@@ -499,7 +475,7 @@ impl<T: Element> Call<'_, T> {
         for_each_unit(device, workspaces, units.len(), |workspace, index| {
             let unit = &units[index];
             let source = self.source(unit, slots);
-            let keys = splits(unit.keys, self.num_splits);
+            let keys = splits(unit.keys);
             let total = workspace.attend_splits(&source, unit.rows, keys);
             self.finish(unit, total);
         });
@@ -521,7 +497,7 @@ impl<T: Element> Call<'_, T> {
         };
         shared.splits.clear();
         for (unit, Unit { keys, .. }) in shared.units.iter().enumerate() {
-            let of_unit = splits(*keys, self.num_splits).map(|keys| Split { unit, keys });
+            let of_unit = splits(*keys).map(|keys| Split { unit, keys });
             shared.splits.extend(of_unit);
         }
         self.attend_each(device, workspaces, &mut shared, size);

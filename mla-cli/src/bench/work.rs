@@ -2,14 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use mla_runtime::backend::{LayerConfig, SelectedDecode, StepLimits};
+use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::batch::Request;
-use mla_runtime::device::Device;
-use mla_runtime::select::Registry;
 
 use super::lists::{Lists, distinct_rows};
 use crate::batch::BatchSpec;
-use crate::error::CliError;
 use crate::run::cost::{Cost, query_tokens};
 use crate::run::workload::Workload;
 
@@ -89,8 +86,6 @@ pub struct Attention {
     /// The number of layers that run one after another. Each has its own cache, or its own keys and
     /// values.
     pub layers: usize,
-    /// The number of parts into which a decode backend has to divide rows.
-    pub num_splits: Option<u32>,
     pub seed: u64,
     /// The lists of a sparse attention: the tokens that each query token attends to.
     pub lists: Option<Lists>,
@@ -203,21 +198,6 @@ impl Attention {
             }
         }
     }
-
-    /// Makes the decode backend with the number of splits.
-    pub fn decode_backend<D: Device>(
-        &self,
-        registry: &Registry,
-        device: &D,
-    ) -> Result<SelectedDecode<D>, CliError> {
-        decode_backend(
-            registry,
-            device,
-            self.backend,
-            &self.config,
-            self.num_splits,
-        )
-    }
 }
 
 /// A step of a layer.
@@ -232,7 +212,6 @@ pub struct Layer {
     pub rows: Option<u32>,
     /// True if tensors are not in the order of the step.
     pub own_rows: bool,
-    pub num_splits: Option<u32>,
     pub layers: usize,
     pub seed: u32,
 }
@@ -265,28 +244,4 @@ impl Layer {
             bytes: parts.iter().map(|part| part.bytes).sum(),
         })
     }
-
-    /// Makes the decode backend with the number of splits.
-    pub fn decode_backend<D: Device>(
-        &self,
-        registry: &Registry,
-        device: &D,
-    ) -> Result<SelectedDecode<D>, CliError> {
-        decode_backend(registry, device, self.decode, &self.config, self.num_splits)
-    }
-}
-
-/// Makes a decode backend with the number of splits.
-fn decode_backend<D: Device>(
-    registry: &Registry,
-    device: &D,
-    name: &str,
-    config: &LayerConfig,
-    num_splits: Option<u32>,
-) -> Result<SelectedDecode<D>, CliError> {
-    let mut backend = registry.instantiate_decode(name, device, config)?;
-    if let Some(parts) = num_splits {
-        backend.set_num_splits(parts)?;
-    }
-    Ok(backend)
 }

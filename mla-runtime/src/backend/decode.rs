@@ -117,17 +117,6 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
         state: &mut Self::State,
         metadata: &Self::Metadata,
     ) -> Result<()>;
-
-    /// Divides each request's rows into at most `splits` splits instead of a number that the
-    /// backend chooses. Benchmarks use this to find the best number.
-    ///
-    /// # Errors
-    ///
-    /// If the backend always chooses the number itself, or does not support this number.
-    fn set_num_splits(&mut self, splits: u32) -> Result<()> {
-        let accepted = format!("none: {} divides rows by itself", Self::SPEC.name);
-        Err(Error::argument("num_splits", splits, accepted))
-    }
 }
 
 stages!(
@@ -137,24 +126,5 @@ stages!(
     decode,
     make_decode,
     DecodeBatch<'_, Self::Device>,
-    DecodeCall,
-    {
-        fn set_num_splits(&mut self, splits: u32) -> Result<()>;
-    },
-    {
-        fn set_num_splits(&mut self, splits: u32) -> Result<()> {
-            self.backend.set_num_splits(splits)
-        }
-    }
+    DecodeCall
 );
-
-impl<D: Device> SelectedDecode<D> {
-    /// Calls [`DecodeBackend::set_num_splits`].
-    ///
-    /// # Errors
-    ///
-    /// Same as the backend's.
-    pub fn set_num_splits(&mut self, splits: u32) -> Result<()> {
-        self.object.set_num_splits(splits)
-    }
-}

@@ -123,7 +123,5 @@ stages!(
     prefill,
     make_prefill,
     PrefillBatch<'_>,
-    PrefillCall,
-    {},
-    {}
+    PrefillCall
 );

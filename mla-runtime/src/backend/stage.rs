@@ -69,11 +69,11 @@ macro_rules! stage {
 }
 
 /// Writes the stage of a phase and its part of an entry: once for backends chosen by type, once for
-/// backends chosen at run time. Last come the methods that only one phase's object has.
+/// backends chosen at run time.
 macro_rules! stages {
     (
         $Backend:ident, $Stage:ident, $Selected:ident, $run:ident, $make:ident, $Batch:ty,
-        $Call:ident, { $($declared:tt)* }, { $($defined:tt)* }
+        $Call:ident
     ) => {
         #[doc = concat!("A ", stringify!($run), " backend as the layer calls it: chosen by type,")]
         #[doc = concat!("or at run time. Its methods are those of [`", stringify!($Backend), "`].")]
@@ -153,16 +153,17 @@ macro_rules! stages {
                 const { &B::SPEC }
             }
 
-            stage!(
-                $Backend, $run, $Batch, $Call,
-                |this| this, |device| keep_apart(device, &B::SPEC)
-            );
+            stage!($Backend, $run, $Batch, $Call, |this| this, |device| {
+                keep_apart(device, &B::SPEC)
+            });
         }
 
         #[doc = concat!("A ", stringify!($run), " backend chosen at run time: a call goes")]
         /// through one pointer into the backend's own code. A registry makes it.
         pub struct $Selected<D: Device> {
-            object: Box<dyn Object<D>>,
+            // The stage of a backend behind a pointer. The type of the pointer depends only on the
+            // device.
+            object: Box<dyn $Stage<Device = D, State = Opaque, Metadata = Opaque>>,
             config: LayerConfig,
             ordinal: usize,
         }
@@ -203,7 +204,9 @@ macro_rules! stages {
             }
 
             // The object's methods call those of the backend's own stage.
-            stage!($Stage, $run, $Batch, $Call, |this| &*this.object, |_| Result::<()>::Ok(()));
+            stage!($Stage, $run, $Batch, $Call, |this| &*this.object, |_| {
+                Result::<()>::Ok(())
+            });
         }
 
         impl Entry {
@@ -239,16 +242,6 @@ macro_rules! stages {
             const MAKER: &'static (dyn Any + Send + Sync) = &Maker {
                 make: $Selected::new::<B>,
             };
-        }
-
-        /// The stage of a backend behind a pointer. The type of the pointer depends only on the
-        /// device.
-        trait Object<D: Device>: $Stage<Device = D, State = Opaque, Metadata = Opaque> {
-            $($declared)*
-        }
-
-        impl<D: Device, B: $Backend<Device = D>> Object<D> for Configured<B> {
-            $($defined)*
         }
 
         impl<D: Device, B: $Backend<Device = D>> $Stage for Configured<B> {

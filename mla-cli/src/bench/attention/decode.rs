@@ -51,7 +51,7 @@ impl<'a, D: Device> Decode<'a, D> {
     ) -> std::result::Result<Self, CliError> {
         let problem = &what.config.problem;
         let (dims, dtype) = (problem.dims, problem.dtype);
-        let backend = what.decode_backend(registry, device)?;
+        let backend = registry.instantiate_decode(what.backend, device, &what.config)?;
         let limits = what.limits();
         let (tokens, heads) = (what.tokens(), problem.heads as usize);
         let row = dims.row() as usize;

@@ -150,7 +150,7 @@ fn layer<D: Stopwatch>(
 ) -> Result<Measured, CliError> {
     let watch = device.watch_memory();
     let prefill = registry.instantiate_prefill(step.prefill, device, &step.config)?;
-    let decode = step.decode_backend(registry, device)?;
+    let decode = registry.instantiate_decode(step.decode, device, &step.config)?;
     let layer = MlaLayer::new(device, &step.config, prefill, decode)?;
     let workload = step.workload()?;
     let mut workspace = layer.workspace(&workload.limits(step.rows)?)?;

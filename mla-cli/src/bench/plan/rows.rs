@@ -115,7 +115,8 @@ fn try_out<D: Stopwatch>(context: &BenchContext<'_, D>, plan: &RowPlan) -> Resul
     let (config, limits) = (&attention.config, attention.limits());
     match attention.kind {
         Kind::Decode => {
-            let backend = attention.decode_backend(registry, device)?;
+            let backend =
+                registry.instantiate_decode(attention.backend, device, &attention.config)?;
             drop(backend.state(device, &limits)?);
         }
         Kind::Prefill { .. } => {
@@ -136,7 +137,7 @@ fn try_out_layer<D: Stopwatch>(
     let workload = step.workload()?;
     let limits = workload.limits(step.rows)?;
     let prefill = registry.instantiate_prefill(step.prefill, device, &step.config)?;
-    let decode = step.decode_backend(registry, device)?;
+    let decode = registry.instantiate_decode(step.decode, device, &step.config)?;
     let layer = MlaLayer::new(device, &step.config, prefill, decode)?;
     // Each layer has its own cache.
     let plan = layer.memory_plan(&limits, step.layers as u32, workload.pages)?;

@@ -191,7 +191,6 @@ impl<D: Stopwatch> Sweep<'_, D> {
                 requests: case.requests.clone(),
                 deviation,
                 layers: self.rows.settings.layers.unwrap_or(1) as usize,
-                num_splits: None,
                 seed: self.rows.settings.seed.unwrap_or(SEED).into(),
                 lists,
             };
@@ -238,39 +237,35 @@ impl<D: Stopwatch> Sweep<'_, D> {
         });
         let problem = with_graphs(problem, self.rows.context.graphs, phase);
         let decodes = phase == Phase::Decode;
-        let of_decode = ["kv", "page", "split_cache", "decode", "num_splits"];
+        let of_decode = ["kv", "page", "split_cache", "decode"];
         self.rows.note(&batch.text, &of_decode, decodes);
         self.rows.note(&batch.text, &["prefill"], !decodes);
         let config = LayerConfig::new(problem, model.config.softmax_scale() as f32);
         let settings = self.rows.settings;
         for backend in self.rows.contenders.of(&problem, phase)? {
-            for num_splits in optional(&settings.num_splits) {
-                let attention = Attention {
-                    backend,
-                    kind: match phase {
-                        Phase::Decode => Kind::Decode,
-                        Phase::Prefill => Kind::Prefill { causal: true },
-                    },
-                    config,
-                    requests: requests.to_vec(),
-                    deviation: 1.0,
-                    layers: settings.layers.unwrap_or(1) as usize,
-                    num_splits: num_splits.filter(|_| phase == Phase::Decode),
-                    seed: settings.seed.unwrap_or(SEED).into(),
-                    lists,
-                };
-                let of_lists = lists.map(|lists| {
-                    [
-                        ("topk", lists.topk.to_string()),
-                        ("lists", lists.kind.name().to_owned()),
-                        ("valid", lists.valid.to_string()),
-                    ]
-                });
-                let of_lists = of_lists.into_iter().flatten();
-                let parameters = of_lists.chain(splits(num_splits)).collect();
-                let work = Work::Attention(attention);
-                self.push(model, batch, backend, parameters, work)?;
-            }
+            let attention = Attention {
+                backend,
+                kind: match phase {
+                    Phase::Decode => Kind::Decode,
+                    Phase::Prefill => Kind::Prefill { causal: true },
+                },
+                config,
+                requests: requests.to_vec(),
+                deviation: 1.0,
+                layers: settings.layers.unwrap_or(1) as usize,
+                seed: settings.seed.unwrap_or(SEED).into(),
+                lists,
+            };
+            let of_lists = lists.map(|lists| {
+                [
+                    ("topk", lists.topk.to_string()),
+                    ("lists", lists.kind.name().to_owned()),
+                    ("valid", lists.valid.to_string()),
+                ]
+            });
+            let parameters = of_lists.into_iter().flatten().collect();
+            let work = Work::Attention(attention);
+            self.push(model, batch, backend, parameters, work)?;
         }
         Ok(())
     }
@@ -298,18 +293,15 @@ impl<D: Stopwatch> Sweep<'_, D> {
         for (route, threshold) in routes {
             for query_chunk in optional(&settings.query_chunk) {
                 for rows in optional(&settings.rows) {
-                    for num_splits in optional(&settings.num_splits) {
-                        for own_rows in optional(&settings.own_rows) {
-                            let layer = LayerSettings {
-                                route,
-                                threshold,
-                                query_chunk,
-                                rows,
-                                own_rows,
-                                num_splits,
-                            };
-                            self.step(model, problem, batch, layer)?;
-                        }
+                    for own_rows in optional(&settings.own_rows) {
+                        let layer = LayerSettings {
+                            route,
+                            threshold,
+                            query_chunk,
+                            rows,
+                            own_rows,
+                        };
+                        self.step(model, problem, batch, layer)?;
                     }
                 }
             }
@@ -364,7 +356,6 @@ impl<D: Stopwatch> Sweep<'_, D> {
                     query_chunk: layer.query_chunk,
                     rows: layer.rows,
                     own_rows: layer.own_rows == Some(Switch::On),
-                    num_splits: layer.num_splits.filter(|_| !paths.absorbed.is_empty()),
                     layers: self.rows.settings.layers.unwrap_or(1) as usize,
                     seed: self.rows.settings.seed.unwrap_or(SEED),
                 };
@@ -407,7 +398,6 @@ impl<D: Stopwatch> Sweep<'_, D> {
                 on_absorbed || expanded.iter().any(|r| r.context_len() > 0),
             ),
             (&["own_rows"], absorbed.len() + expanded.len() > 1),
-            (&["num_splits"], on_expanded || !absorbed.is_empty()),
         ] {
             self.rows.note(&batch.text, keys, effective);
         }
@@ -469,19 +459,12 @@ struct LayerSettings {
     query_chunk: Option<u32>,
     rows: Option<u32>,
     own_rows: Option<Switch>,
-    num_splits: Option<u32>,
 }
 
 /// Returns each value, or `None` if the key is not given.
 fn optional<T: Copy>(list: &Option<Vec<T>>) -> Vec<Option<T>> {
     list.as_ref()
         .map_or(vec![None], |list| list.iter().copied().map(Some).collect())
-}
-
-fn splits(number: Option<u32>) -> impl Iterator<Item = (&'static str, String)> {
-    number
-        .into_iter()
-        .map(|number| ("num_splits", number.to_string()))
 }
 
 impl LayerSettings {
@@ -498,7 +481,6 @@ impl LayerSettings {
         parameters.extend(self.rows.map(|rows| ("rows", rows.to_string())));
         let own_rows = self.own_rows.map(|switch| switch.name().to_owned());
         parameters.extend(own_rows.map(|switch| ("own_rows", switch)));
-        parameters.extend(splits(self.num_splits));
         parameters
     }
 }

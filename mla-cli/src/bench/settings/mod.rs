@@ -30,18 +30,17 @@ pub(super) const OF_CASE: [&str; 8] = [
 
 /// The keys that distinguish contenders, besides their names. A contender is a way to compute a
 /// case.
-pub(super) const OF_CONTENDER: [&str; 7] = [
+pub(super) const OF_CONTENDER: [&str; 6] = [
     "page",
     "split_cache",
     "threshold",
     "query_chunk",
     "rows",
     "own_rows",
-    "num_splits",
 ];
 
 /// The keys that have an effect only on some rows, and the condition for it.
-const EFFECTS: [(&str, &str); 11] = [
+const EFFECTS: [(&str, &str); 10] = [
     ("kv", FROM_CACHE),
     ("page", FROM_CACHE),
     ("split_cache", FROM_CACHE),
@@ -61,7 +60,6 @@ const EFFECTS: [(&str, &str); 11] = [
         "own_rows",
         "where the layer is timed and a batch has several requests",
     ),
-    ("num_splits", ABSORBED),
 ];
 const FROM_CACHE: &str = "where something is read from the cache, which a fresh prefill does not";
 const ABSORBED: &str = "where a batch has requests on the absorbed path";
@@ -201,11 +199,6 @@ pub struct Settings {
     #[arg(long, value_name = "SWITCH", value_delimiter = ',')]
     #[serde(deserialize_with = "list")]
     pub own_rows: Option<Vec<Switch>>,
-    /// Maximum number of parts into which the decode backend divides each request's rows, if the
-    /// backend accepts such a limit [default: its own choice].
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]
-    #[serde(deserialize_with = "list")]
-    pub num_splits: Option<Vec<u32>>,
     /// Number of layers that run one after another in each sample, each with its own cache. Times
     /// are per layer [default: 1].
     #[arg(long, value_name = "N", value_parser = positive)]

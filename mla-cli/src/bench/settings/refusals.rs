@@ -7,7 +7,7 @@ use crate::args::{MAX_LIST_WIDTH, MAX_SAMPLES};
 use crate::error::CliError;
 
 /// The arguments for properties that a file of cases itself defines.
-const BESIDE_CASES: [&str; 17] = [
+const BESIDE_CASES: [&str; 16] = [
     "--measure",
     "--model",
     "--dims",
@@ -24,18 +24,16 @@ const BESIDE_CASES: [&str; 17] = [
     "--query-chunk",
     "--rows",
     "--own-rows",
-    "--num-splits",
 ];
 
 /// The keys with numbers, and the minimum and maximum of each.
-const BOUNDS: [(&str, u32, u32); 11] = [
+const BOUNDS: [(&str, u32, u32); 10] = [
     ("heads", 1, u32::MAX),
     ("page", 1, u32::MAX),
     ("topk", 1, MAX_LIST_WIDTH),
     ("valid", 1, MAX_LIST_WIDTH),
     ("query_chunk", 1, u32::MAX),
     ("rows", 1, u32::MAX),
-    ("num_splits", 1, u32::MAX),
     ("layers", 1, u32::MAX),
     ("samples", 1, MAX_SAMPLES),
     ("warm_up", 0, MAX_SAMPLES),
