@@ -151,10 +151,8 @@ keys! {
         "`any`, or a number from 1 up",
         "The maximum number of entries in a list of slots.";
     FEATURES = "features", Text, EITHER, "\"sinks,deterministic\"", Some("none"),
-        "`none`, or a list of alibi_slopes, sliding_window, block_sparsity, logits_soft_cap, \
-         encoder_attention, cross_attention, sinks, deterministic, batch_invariant, \
-         nan_propagation, strided_outputs, dense_requests, second_cache, split_cache, \
-         non_causal, query_scales",
+        "`none`, or a list of sinks, deterministic, batch_invariant, nan_propagation, \
+         strided_outputs, dense_requests, second_cache, split_cache, non_causal, query_scales",
         "Abilities beyond plain causal attention.";
     NAME = "name", Text, EITHER, "\"FLASH_ATTN\"", Some("the type's name in UPPER_SNAKE_CASE"),
         "ASCII letters in upper case, digits and single underscores, such as `FLASH_ATTN`",

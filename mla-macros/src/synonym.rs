@@ -123,9 +123,6 @@ values! {
     }
     [FEATURES] {
         "sink attention_sinks attention_sink s_aux" to "sinks"
-        "alibi" to "alibi_slopes"
-        "swa window local local_attention window_size" to "sliding_window"
-        "softcap soft_cap logit_cap logit_softcap" to "logits_soft_cap"
         "repeatable reproducible" to "deterministic"
         "batch_invariance invariant" to "batch_invariant"
         "nan nans" to "nan_propagation"

@@ -64,12 +64,6 @@ pub(crate) const SPARSE: &[Name] = &[
 
 /// `feature::Feature`.
 pub(crate) const FEATURES: &[Name] = &[
-    name("alibi_slopes", "AlibiSlopes"),
-    name("sliding_window", "SlidingWindow"),
-    name("block_sparsity", "BlockSparsity"),
-    name("logits_soft_cap", "LogitsSoftCap"),
-    name("encoder_attention", "EncoderAttention"),
-    name("cross_attention", "CrossAttention"),
     name("sinks", "Sinks"),
     name("deterministic", "Deterministic"),
     name("batch_invariant", "BatchInvariant"),

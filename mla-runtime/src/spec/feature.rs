@@ -6,18 +6,6 @@ names! {
     /// An ability that some backends have. A backend has it only if its spec says so.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
     pub enum Feature {
-        /// A linear bias per head on the logits.
-        AlibiSlopes = "alibi_slopes",
-        /// Attention to only a number of last tokens.
-        SlidingWindow = "sliding_window",
-        /// Attention to a sparse set of blocks.
-        BlockSparsity = "block_sparsity",
-        /// Logits squashed by a tanh.
-        LogitsSoftCap = "logits_soft_cap",
-        /// Bidirectional attention among a request's own tokens.
-        EncoderAttention = "encoder_attention",
-        /// Attention of a decoder to an encoder's output.
-        CrossAttention = "cross_attention",
         /// Learned logits that take part in the softmax without a value.
         Sinks = "sinks",
         /// Repeatable results: a second launch on the same GPU with the same shapes and inputs
