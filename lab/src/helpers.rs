@@ -14,7 +14,7 @@ use mla_runtime::device::GatherRows;
 use mla_runtime::model::{DType, KvFormat, MlaDims, RotaryStyle};
 use mla_runtime::tensor::{
     ArrayRef, Base2TokensFirst, BlockTable, CacheLayout, CacheMut, CacheRef, Layout, LseLayout,
-    LseMut, LseRef, Rotary, RotaryQuery, TensorMut, TensorRef,
+    LseMut, LseRef, Rotary, TensorMut, TensorRef,
 };
 use serde::Serialize;
 
@@ -206,7 +206,9 @@ impl<D: Stopwatch> Bench<'_, D> {
             strides: [0, ROPE, 1],
         };
         let query_layout = bf16([tokens, heads.unwrap_or(0), ROPE]);
-        let mut query = self.numbers(DType::BF16, query_layout.elements().max(1))?;
+        let elements = query_layout.elements().max(1);
+        let query = self.numbers(DType::BF16, elements)?;
+        let mut rotated = self.numbers(DType::BF16, elements)?;
         self.time(&name, bytes, |device| {
             let latent = tensor::<D>(&latent, bf16([tokens, 1, LATENT]))?;
             let rope = tensor::<D>(&rope, bf16([tokens, 1, ROPE]))?;
@@ -221,7 +223,8 @@ impl<D: Stopwatch> Bench<'_, D> {
                 [tensor::<D>(&table, angles)?, TensorRef::new(sines, angles)?],
                 RotaryStyle::Interleaved,
             );
-            let query = RotaryQuery::InPlace(output_of::<D>(&mut query, query_layout)?);
+            let query = tensor::<D>(&query, query_layout)?;
+            let query = (query, output_of::<D>(&mut rotated, query_layout)?);
             device.write_cache_rotated(latent, rope, &rotary, Some(query), slots, cache)
         })
     }

@@ -59,8 +59,8 @@ pub use rows::ReadRow;
 use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
 use mla_runtime::spec::{Cause, Platform, Target};
 use mla_runtime::tensor::{
-    ArrayRef, CacheMut, CacheRef, LseConvention, LseMut, LseRef, Memory, Rotary, RotaryQuery,
-    TensorMut, TensorRef,
+    ArrayRef, CacheMut, CacheRef, LseConvention, LseMut, LseRef, Memory, Rotary, TensorMut,
+    TensorRef,
 };
 use mla_runtime::{Error, Result};
 
@@ -237,14 +237,14 @@ impl Device for Cpu {
         latent: TensorRef<'_, Self>,
         rope: TensorRef<'_, Self>,
         rotary: &Rotary<'_, Self>,
-        query: Option<RotaryQuery<'_, Self>>,
+        query: Option<(TensorRef<'_, Self>, TensorMut<'_, Self>)>,
         slots: ArrayRef<'_, Self, i64>,
         cache: CacheMut<'_, Self>,
     ) -> Result<()> {
         rotary::write_cache(self, latent, rope, rotary, query, slots, cache)
     }
 
-    fn rotate(&self, rotary: &Rotary<'_, Self>, vectors: RotaryQuery<'_, Self>) -> Result<()> {
+    fn rotate(&self, rotary: &Rotary<'_, Self>, vectors: TensorMut<'_, Self>) -> Result<()> {
         rotary::rotate(rotary, vectors)
     }
 

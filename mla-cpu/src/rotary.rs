@@ -5,7 +5,7 @@ use super::buffer::Scratch;
 use super::view::{Elements, Places, scalars, with_element};
 use super::{Cpu, cache};
 use mla_runtime::model::{Element, RotaryStyle};
-use mla_runtime::tensor::{ArrayRef, CacheMut, Rotary, RotaryQuery, TensorRef};
+use mla_runtime::tensor::{ArrayRef, CacheMut, Rotary, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
 pub(crate) fn write_cache(
@@ -13,7 +13,7 @@ pub(crate) fn write_cache(
     latent: TensorRef<'_, Cpu>,
     rope: TensorRef<'_, Cpu>,
     rotary: &Rotary<'_, Cpu>,
-    query: Option<RotaryQuery<'_, Cpu>>,
+    query: Option<(TensorRef<'_, Cpu>, TensorMut<'_, Cpu>)>,
     slots: ArrayRef<'_, Cpu, i64>,
     cache: CacheMut<'_, Cpu>,
 ) -> Result<()> {
@@ -35,33 +35,30 @@ pub(crate) fn write_cache(
         }
         let rotated = TensorRef::from_slice(&rotated[..tokens * width], [tokens, 1, width])?;
         cache::write(cpu, latent, rotated, slots, cache)?;
-        if let Some(query) = query {
-            rotate_queries::<T>(&rotation, query, tokens, width)?;
+        if let Some((from, to)) = query {
+            rotate_queries::<T>(&rotation, Some(from), to, [tokens, width])?;
         }
     });
     Ok(())
 }
 
-pub(crate) fn rotate(rotary: &Rotary<'_, Cpu>, vectors: RotaryQuery<'_, Cpu>) -> Result<()> {
-    let layout = *match &vectors {
-        RotaryQuery::InPlace(to) | RotaryQuery::Into { to, .. } => to.layout(),
-    };
+pub(crate) fn rotate(rotary: &Rotary<'_, Cpu>, vectors: TensorMut<'_, Cpu>) -> Result<()> {
+    let layout = *vectors.layout();
     let [tokens, _, width] = layout.shape;
     let rotation = TokenRotation::new(rotary, tokens, width)?;
-    with_element!(layout.dtype, T => rotate_queries::<T>(&rotation, vectors, tokens, width)?);
+    with_element!(layout.dtype, T => {
+        rotate_queries::<T>(&rotation, None, vectors, [tokens, width])?
+    });
     Ok(())
 }
 
+/// Rotates `from` into `to`, or `to` in place.
 fn rotate_queries<T: Element>(
     rotation: &TokenRotation<'_>,
-    query: RotaryQuery<'_, Cpu>,
-    tokens: usize,
-    width: usize,
+    from: Option<TensorRef<'_, Cpu>>,
+    to: TensorMut<'_, Cpu>,
+    [tokens, width]: [usize; 2],
 ) -> Result<()> {
-    let (from, to) = match query {
-        RotaryQuery::InPlace(to) => (None, to),
-        RotaryQuery::Into { from, to } => (Some(from), to),
-    };
     let shape = [tokens, to.shape()[1], width];
     for layout in from.iter().map(TensorRef::layout).chain([to.layout()]) {
         layout.require("query", T::DTYPE, shape)?;

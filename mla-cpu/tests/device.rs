@@ -10,7 +10,7 @@ use mla_runtime::device::{Device, GatherRows, absorption};
 use mla_runtime::model::{DType, Element, HeadDims, KvFormat, MlaDims, RotaryStyle};
 use mla_runtime::tensor::{
     ArrayRef, Base2TokensFirst, BlockTable, CacheLayout, CacheMut, CacheRef, Layout, LseLayout,
-    LseMut, LseRef, Memory, Rotary, RotaryQuery, TensorMut, TensorRef,
+    LseMut, LseRef, Memory, Rotary, TensorMut, TensorRef,
 };
 use proptest::prelude::*;
 
@@ -573,17 +573,17 @@ fn cache_write_rotates() {
     let sin = [0.0f32, 0.0, 1.0, 0.0, 0.0, 0.0];
     let latent = [9.0f32; 4];
     let rope = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
-    let write =
-        |query: Option<RotaryQuery<'_, Cpu>>, rotary: &Rotary<'_, Cpu>, cache: &mut Buffer| {
-            cpu.write_cache_rotated(
-                TensorRef::from_slice(&latent, [2, 1, 2]).unwrap(),
-                TensorRef::from_slice(&rope, [2, 1, 4]).unwrap(),
-                rotary,
-                query,
-                ArrayRef::from_slice(&[3, 0]),
-                CacheMut::new(Cpu::bytes_mut(cache), layout).unwrap(),
-            )
-        };
+    type Query<'a> = Option<(TensorRef<'a, Cpu>, TensorMut<'a, Cpu>)>;
+    let write = |query: Query<'_>, rotary: &Rotary<'_, Cpu>, cache: &mut Buffer| {
+        cpu.write_cache_rotated(
+            TensorRef::from_slice(&latent, [2, 1, 2]).unwrap(),
+            TensorRef::from_slice(&rope, [2, 1, 4]).unwrap(),
+            rotary,
+            query,
+            ArrayRef::from_slice(&[3, 0]),
+            CacheMut::new(Cpu::bytes_mut(cache), layout).unwrap(),
+        )
+    };
     for (style, first, second) in [
         (
             RotaryStyle::Interleaved,
@@ -601,19 +601,19 @@ fn cache_write_rotates() {
         let mut cache = cpu.allocate(layout.page_stride).unwrap();
         let mut query = rope;
         let in_place = TensorMut::from_slice(&mut query, [2, 1, 4]).unwrap();
-        write(Some(RotaryQuery::InPlace(in_place)), &rotary, &mut cache).unwrap();
+        cpu.rotate(&rotary, in_place).unwrap();
         assert_eq!(query, [first, second].concat()[..], "{style:?}");
+        // The query is rotated from one tensor into another.
+        let mut elsewhere = [0.0f32; 8];
+        let query = (
+            TensorRef::from_slice(&rope, [2, 1, 4]).unwrap(),
+            TensorMut::from_slice(&mut elsewhere, [2, 1, 4]).unwrap(),
+        );
+        write(Some(query), &rotary, &mut cache).unwrap();
+        assert_eq!(elsewhere, [first, second].concat()[..], "{style:?}");
         let rows: &[f32] = bytemuck::cast_slice(Cpu::bytes(&cache));
         assert_eq!(rows[3 * 6 + 2..][..4], first, "{style:?}");
         assert_eq!(rows[2..6], second, "{style:?}");
-        // The query is rotated from one tensor into another.
-        let mut elsewhere = [0.0f32; 8];
-        let query = RotaryQuery::Into {
-            from: TensorRef::from_slice(&rope, [2, 1, 4]).unwrap(),
-            to: TensorMut::from_slice(&mut elsewhere, [2, 1, 4]).unwrap(),
-        };
-        write(Some(query), &rotary, &mut cache).unwrap();
-        assert_eq!(elsewhere, [first, second].concat()[..], "{style:?}");
         let outside = Rotary::new(
             ArrayRef::from_slice(&[1, 3]),
             [rotary.cos, rotary.sin],

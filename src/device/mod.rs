@@ -55,7 +55,7 @@ use mla_runtime::spec::{Capability, Target};
 use mla_runtime::{Error, Result};
 #[cfg(feature = "sm90")]
 pub(crate) use operations::rows_params;
-use rotary::{Rotary, RotaryQuery};
+use rotary::Rotary;
 use stream::StreamId;
 
 use crate::gpu::{self, Gpu};

@@ -23,8 +23,8 @@ use super::faults::Operation;
 use super::head_gemm::Fusion;
 use super::memory::{Buffer, Bytes, BytesMut};
 use super::{
-    Cuda, DEPENDENT_LAUNCH, Rotary, RotaryQuery, blas, cache_expand, failed, head_gemm, machine,
-    probe, rotary, stream,
+    Cuda, DEPENDENT_LAUNCH, Rotary, blas, cache_expand, failed, head_gemm, machine, probe, rotary,
+    stream,
 };
 use crate::{present_gpu, raw};
 
@@ -281,14 +281,14 @@ impl Device for Cuda {
         latent: TensorRef<'_, Self>,
         rope: TensorRef<'_, Self>,
         rotary: &Rotary<'_>,
-        query: Option<RotaryQuery<'_>>,
+        query: Option<rotary::Query<'_, '_>>,
         slots: ArrayRef<'_, Self, i64>,
         cache: CacheMut<'_, Self>,
     ) -> Result<()> {
         self.write_rows(latent, rope, slots, cache, Some((rotary, query)))
     }
 
-    fn rotate(&self, rotary: &Rotary<'_>, vectors: RotaryQuery<'_>) -> Result<()> {
+    fn rotate(&self, rotary: &Rotary<'_>, vectors: TensorMut<'_, Self>) -> Result<()> {
         let Some(params) = rotary::params(self, rotary, vectors)? else {
             return Ok(());
         };
@@ -608,7 +608,7 @@ impl Cuda {
         rope: TensorRef<'_, Self>,
         slots: ArrayRef<'_, Self, i64>,
         cache: CacheMut<'_, Self>,
-        rotation: Option<(&Rotary<'_>, Option<RotaryQuery<'_>>)>,
+        rotation: Option<(&Rotary<'_>, Option<rotary::Query<'_, '_>>)>,
     ) -> Result<()> {
         let params = write_params(self, latent, rope, slots, cache, rotation)?;
         self.bind()?;
@@ -655,7 +655,7 @@ fn wide_all(numbers: [usize; 3]) -> Result<[i64; 3]> {
 pub(crate) fn rows_params(
     device: &Cuda,
     rows: CacheRows<'_, Cuda>,
-    query: Option<RotaryQuery<'_>>,
+    query: Option<rotary::Query<'_, '_>>,
 ) -> Result<raw::MlaCacheWriteParams> {
     let CacheRows {
         latent,
@@ -676,7 +676,7 @@ fn write_params(
     rope: TensorRef<'_, Cuda>,
     slots: ArrayRef<'_, Cuda, i64>,
     cache: CacheMut<'_, Cuda>,
-    rotation: Option<(&Rotary<'_>, Option<RotaryQuery<'_>>)>,
+    rotation: Option<(&Rotary<'_>, Option<rotary::Query<'_, '_>>)>,
 ) -> Result<raw::MlaCacheWriteParams> {
     let layout = *cache.layout();
     let (latent_dim, rope_dim) = widths(&layout);
@@ -718,6 +718,9 @@ fn write_params(
         ..Default::default()
     };
     if let Some((rotary, query)) = rotation {
+        let query = query
+            .map(|query| rotary::places(device, query))
+            .transpose()?;
         rotary::fill(device, rotary, query, tokens, rope_dim, dtype, &mut params)?;
     }
     Ok(params)

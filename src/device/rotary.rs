@@ -1,7 +1,7 @@
 //! The rotary embedding in the parameters of a cache write.
 
 use mla_runtime::model::{DType, KvFormat};
-use mla_runtime::tensor::Memory as _;
+use mla_runtime::tensor::{Layout, Memory as _, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
 use super::Cuda;
@@ -10,15 +10,28 @@ use crate::raw;
 
 /// The runtime's rotation, on this device.
 pub(super) type Rotary<'a> = mla_runtime::tensor::Rotary<'a, Cuda>;
-/// The runtime's rotary parts of queries, on this device.
-pub(super) type RotaryQuery<'a> = mla_runtime::tensor::RotaryQuery<'a, Cuda>;
+/// Rotary parts of queries, and the destination of the rotated ones.
+pub(super) type Query<'a, 'b> = (TensorRef<'a, Cuda>, TensorMut<'b, Cuda>);
+
+/// The addresses and layouts of vectors before and after their rotation.
+type Places = [(u64, Layout); 2];
+
+/// Returns the places of `query`, whose memory this checks.
+pub(super) fn places(device: &Cuda, (from, to): Query<'_, '_>) -> Result<Places> {
+    device.check_memory([
+        ("query", from.bytes()),
+        ("rotated query", to.as_ref().bytes()),
+    ])?;
+    let (from, layout) = ((from.bytes().address(), *from.layout()), *to.layout());
+    Ok([from, (to.into_bytes().address(), layout)])
+}
 
 /// Writes the rotation into the parameters of a cache write of `tokens` rotary keys of `dtype` and
 /// `width`.
 pub(super) fn fill(
     device: &Cuda,
     rotary: &Rotary<'_>,
-    query: Option<RotaryQuery<'_>>,
+    query: Option<Places>,
     tokens: usize,
     width: usize,
     dtype: DType,
@@ -38,31 +51,11 @@ pub(super) fn fill(
     params.table_stride = wide("cos", cos.strides[1])?;
     params.positions_len = wide("positions", cos.shape[1])?;
     params.rotary_style = style_code(rotary.style);
-    let Some(query) = query else { return Ok(()) };
-    match &query {
-        RotaryQuery::InPlace(tensor) => device.check_bytes("query", tensor.as_ref().bytes())?,
-        RotaryQuery::Into { from, to } => device.check_memory([
-            ("query", from.bytes()),
-            ("rotated query", to.as_ref().bytes()),
-        ])?,
-    }
-    let (from, from_layout, to) = match query {
-        RotaryQuery::InPlace(tensor) => {
-            let layout = *tensor.layout();
-            let address = tensor.into_bytes().address();
-            (address, layout, (address, layout))
-        }
-        RotaryQuery::Into { from, to } => {
-            let layout = *to.layout();
-            (
-                from.bytes().address(),
-                *from.layout(),
-                (to.into_bytes().address(), layout),
-            )
-        }
+    let Some([(from, from_layout), (to, to_layout)]) = query else {
+        return Ok(());
     };
     let shape = [tokens, from_layout.shape[1], width];
-    for (name, layout) in [("query", from_layout), ("rotated query", to.1)] {
+    for (name, layout) in [("query", from_layout), ("rotated query", to_layout)] {
         if layout.dtype != dtype || layout.shape != shape || !layout.has_unit_columns() {
             return Err(Error::argument(
                 name,
@@ -72,33 +65,32 @@ pub(super) fn fill(
         }
     }
     params.query_rope = from as *const _;
-    params.query_rope_out = to.0 as *mut _;
+    params.query_rope_out = to as *mut _;
     params.query_token_stride = wide("query", from_layout.strides[0])?;
     params.query_head_stride = wide("query", from_layout.strides[1])?;
-    params.query_out_token_stride = wide("rotated query", to.1.strides[0])?;
-    params.query_out_head_stride = wide("rotated query", to.1.strides[1])?;
+    params.query_out_token_stride = wide("rotated query", to_layout.strides[0])?;
+    params.query_out_head_stride = wide("rotated query", to_layout.strides[1])?;
     params.heads = narrow("heads", shape[1])?;
     Ok(())
 }
 
-/// Returns the parameters of a rotation without a cache write, or `None` if there is nothing to
-/// rotate.
+/// Returns the parameters of a rotation in place, without a cache write, or `None` if there is
+/// nothing to rotate.
 ///
 /// They describe a write to a cache without pages, in which no slot lies. Rows and slots of the
 /// write are read, but nothing is stored.
 pub(super) fn params(
     device: &Cuda,
     rotary: &Rotary<'_>,
-    vectors: RotaryQuery<'_>,
+    vectors: TensorMut<'_, Cuda>,
 ) -> Result<Option<raw::MlaCacheWriteParams>> {
-    let (address, layout) = match &vectors {
-        RotaryQuery::InPlace(tensor) => (tensor.as_ref().bytes().address(), *tensor.layout()),
-        RotaryQuery::Into { from, .. } => (from.bytes().address(), *from.layout()),
-    };
+    let layout = *vectors.layout();
     let [tokens, heads, width] = layout.shape;
     if tokens * heads * width == 0 {
         return Ok(None);
     }
+    device.check_bytes("query", vectors.as_ref().bytes())?;
+    let address = vectors.into_bytes().address();
     let stride = wide("query", layout.strides[0])?;
     let mut params = raw::MlaCacheWriteParams {
         latent: address as *const _,
@@ -118,7 +110,7 @@ pub(super) fn params(
     fill(
         device,
         rotary,
-        Some(vectors),
+        Some([(address, layout); 2]),
         tokens,
         width,
         layout.dtype,

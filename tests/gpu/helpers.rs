@@ -11,7 +11,7 @@ use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, RotaryStyle};
 use mla_runtime::tensor::{
     ArrayRef, Base2TokensFirst, BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides, Layout,
-    LseConvention, LseLayout, LseRef, Memory, Natural, Rotary, RotaryQuery, TensorMut, TensorRef,
+    LseConvention, LseLayout, LseRef, Memory, Natural, Rotary, TensorMut, TensorRef,
 };
 use rand::RngExt as _;
 use rand::rngs::StdRng;
@@ -308,22 +308,15 @@ fn a_fused_rotation_is_one_beforehand() {
                 [cos.read()?, sin.read()?],
                 style,
             );
+            gpu.rotate(&rotary, query.write()?)?;
             let mut caches = Vec::new();
-            for in_place in [true, false] {
+            for query in [None, Some((source.read()?, elsewhere.write()?))] {
                 let mut cache = upload(gpu, &case.cache)?;
-                let query = if in_place {
-                    RotaryQuery::InPlace(query.write()?)
-                } else {
-                    RotaryQuery::Into {
-                        from: source.read()?,
-                        to: elsewhere.write()?,
-                    }
-                };
                 gpu.write_cache_rotated(
                     latent.read()?,
                     rope.read()?,
                     &rotary,
-                    Some(query),
+                    query,
                     indices::<Cuda, i64>(&slots, tokens)?,
                     cache_mut(cache.bytes_mut(), case.layout)?,
                 )?;

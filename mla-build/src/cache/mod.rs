@@ -88,14 +88,6 @@ impl Manifest {
         self.sets.insert(0, set);
         self.sets.truncate(Self::MAX_SETS);
     }
-
-    /// Adds the sets of another manifest behind its own.
-    fn add(&mut self, other: Self) {
-        let sets = other.sets.into_iter();
-        let new: Vec<_> = sets.filter(|set| !self.sets.contains(set)).collect();
-        self.sets.extend(new);
-        self.sets.truncate(Self::MAX_SETS);
-    }
 }
 
 /// Everything that one compilation read.

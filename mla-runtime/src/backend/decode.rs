@@ -8,9 +8,9 @@ use super::entry::Entry;
 use super::opaque::Opaque;
 use super::stage::{Configured, Maker, stage, stages};
 use super::{LayerConfig, StepLimits, keep_apart};
+use crate::Result;
 use crate::device::Device;
 use crate::spec::{BackendSpec, Cause, KernelFacts};
-use crate::{Error, Result};
 
 /// A decode backend. `#[mla_backend(…)]` on the `impl` block writes [`SPEC`](Self::SPEC) and
 /// registers the [`ENTRY`](Self::ENTRY).

@@ -8,7 +8,7 @@ use crate::setters::options;
 use crate::spec::{Cause, Platform, Target};
 use crate::tensor::{
     ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides, Layout, LseConvention,
-    LseMut, LseRef, Memory, Rotary, RotaryQuery, TensorMut, TensorRef,
+    LseMut, LseRef, Memory, Rotary, TensorMut, TensorRef,
 };
 use crate::{Error, Result, named};
 
@@ -149,12 +149,16 @@ impl<'a, D: Device> CacheRows<'a, D> {
 }
 
 impl<D: Device> CacheRows<'_, D> {
-    /// Writes the rows. If there is a rotation, also writes `query`.
+    /// Writes the rows. If there is a rotation, also rotates `query` into its destination.
     ///
     /// # Errors
     ///
     /// Same as [`Device::write_cache`] and [`Device::write_cache_rotated`].
-    pub fn write(self, device: &D, query: Option<RotaryQuery<'_, D>>) -> Result<()> {
+    pub fn write(
+        self,
+        device: &D,
+        query: Option<(TensorRef<'_, D>, TensorMut<'_, D>)>,
+    ) -> Result<()> {
         let Self {
             latent,
             rope,
@@ -198,16 +202,16 @@ impl<D: Device> CacheRows<'_, D> {
         query: &'q TensorRef<'_, D>,
         weights: &TensorRef<'_, D>,
         to: &'q mut TensorMut<'_, D>,
-    ) -> Result<Option<RotaryQuery<'q, D>>> {
+    ) -> Result<Option<(TensorRef<'q, D>, TensorMut<'q, D>)>> {
         if self.rotary.is_none() {
             return Ok(None);
         }
         let [_, nope, latent] = weights.shape();
         let [from, width] = [query.shape()[2], to.shape()[2]];
-        Ok(Some(RotaryQuery::Into {
-            from: named("query", query.shorten().narrow(2, nope..from))?,
-            to: named("absorbed queries", to.reborrow().narrow(2, latent..width))?,
-        }))
+        Ok(Some((
+            named("query", query.shorten().narrow(2, nope..from))?,
+            named("absorbed queries", to.reborrow().narrow(2, latent..width))?,
+        )))
     }
 }
 
@@ -413,8 +417,9 @@ pub trait Device: Memory {
     ) -> Result<()>;
 
     /// Writes as [`write_cache`](Self::write_cache) does. In the same launch it also rotates `rope`
-    /// and the queries' rotary parts, which are not yet rotated. The result is the same as after a
-    /// rotation in place, in f32 and rounded to the dtype.
+    /// and the queries' rotary parts, `[T, H, R]`, from the first tensor of `query` into the
+    /// second. The result is the same as after a rotation in place, in f32 and rounded to the
+    /// dtype.
     ///
     /// # Errors
     ///
@@ -424,18 +429,19 @@ pub trait Device: Memory {
         latent: TensorRef<'_, Self>,
         rope: TensorRef<'_, Self>,
         rotary: &Rotary<'_, Self>,
-        query: Option<RotaryQuery<'_, Self>>,
+        query: Option<(TensorRef<'_, Self>, TensorMut<'_, Self>)>,
         slots: ArrayRef<'_, Self, i64>,
         cache: CacheMut<'_, Self>,
     ) -> Result<()>;
 
-    /// Rotates vectors `[T, H, R]` by the positions of their tokens, in f32 and rounded to the
-    /// dtype. This is needed if queries or keys are read before the cache write has rotated them.
+    /// Rotates vectors `[T, H, R]` in place by the positions of their tokens, in f32 and rounded to
+    /// the dtype. This is needed if queries or keys are read before the cache write has rotated
+    /// them.
     ///
     /// # Errors
     ///
     /// If shapes or dtypes disagree, or R is odd.
-    fn rotate(&self, rotary: &Rotary<'_, Self>, vectors: RotaryQuery<'_, Self>) -> Result<()>;
+    fn rotate(&self, rotary: &Rotary<'_, Self>, vectors: TensorMut<'_, Self>) -> Result<()>;
 
     /// Begins a step on the absorbed path, in one launch if the device can. It writes the new
     /// tokens' rows to the cache. It also projects queries into the latent space, either all or

@@ -8,7 +8,7 @@ use crate::device::{CacheRows, Device};
 use crate::model::DType;
 use crate::model::IndexerConfig;
 use crate::setters::{options, setters};
-use crate::tensor::{ArrayRef, Rotary, RotaryQuery, TensorMut, TensorRef};
+use crate::tensor::{ArrayRef, Rotary, TensorMut, TensorRef};
 use crate::{Error, Result};
 
 /// The new tokens' index keys, and their destination in the cache.
@@ -170,7 +170,7 @@ pub trait IndexDevice: Device {
         &self,
         config: &IndexerConfig,
         rows: CacheRows<'_, Self>,
-        query: Option<RotaryQuery<'_, Self>>,
+        query: Option<(TensorRef<'_, Self>, TensorMut<'_, Self>)>,
         keys: IndexKeys<'_, Self>,
         queries: Option<IndexQueries<'_, Self>>,
     ) -> Result<()> {

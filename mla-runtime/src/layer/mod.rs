@@ -135,7 +135,7 @@ use crate::device::{CacheRows, Device};
 use crate::plan::crossover;
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan, RegionName};
 use crate::spec::{BackendSpec, Feature, Field, KeyLayout, Phase, QueryLen};
-use crate::tensor::{ArrayRef, Layout, Memory, RotaryQuery, TensorMut};
+use crate::tensor::{ArrayRef, Layout, Memory, TensorMut, TensorRef};
 use crate::{Error, Result, named};
 
 /// The attention of one layer, with its backends.
@@ -466,7 +466,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         call: &mut LayerCall<'_, P::Device>,
         write: impl FnOnce(
             CacheRows<'_, P::Device>,
-            Option<RotaryQuery<'_, P::Device>>,
+            Option<(TensorRef<'_, P::Device>, TensorMut<'_, P::Device>)>,
             ArrayRef<'_, P::Device, i64>,
         ) -> Result<()>,
     ) -> Result<()> {

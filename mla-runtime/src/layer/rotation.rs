@@ -4,7 +4,7 @@ use super::staged::StagedStep;
 use super::{LayerCall, MlaLayer, Workspace};
 use crate::backend::{DecodeStage, PrefillStage};
 use crate::device::Device;
-use crate::tensor::{Memory, Rotary, RotaryQuery, TensorMut, check_positions};
+use crate::tensor::{Memory, Rotary, TensorMut, check_positions};
 use crate::{Error, Result};
 
 /// A call on queries and rotary keys that are not rotated yet.
@@ -98,9 +98,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             return Ok(());
         };
         let query = call.query.reborrow().narrow(2, nope..qk)?;
-        self.device.rotate(&rotary, RotaryQuery::InPlace(query))?;
-        let rope = call.rope.reborrow();
-        self.device.rotate(&rotary, RotaryQuery::InPlace(rope))
+        self.device.rotate(&rotary, query)?;
+        self.device.rotate(&rotary, call.rope.reborrow())
     }
 
     /// Refuses tables that do not fit the model or end before the step's longest request. Also

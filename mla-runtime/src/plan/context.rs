@@ -24,8 +24,8 @@
 //!   request ends a chunk even if rows are left.
 //!
 //! The cuts of a request thus depend on the requests before it. So does the order in which its
-//! partial results are merged. With own cuts every request is cut as if it were alone, and a segment
-//! that does not fit opens the next chunk.
+//! partial results are merged. With own cuts every request is cut as if it were alone, and a
+//! segment that does not fit opens the next chunk.
 //!
 //! ```
 //! use mla_runtime::plan::context::plan_chunks;
@@ -110,8 +110,8 @@ pub const MAX_CHUNKS: usize = 1 << 20;
 ///
 /// `context_lens` has one entry per request: the number of its cached tokens, without the new ones.
 /// `rows` is W, the number of rows in the workspace. Cuts are at multiples of `align` tokens, the
-/// page size, because the gather starts at a page. With `own_cuts` each request is cut as if it were
-/// alone.
+/// page size, because the gather starts at a page. With `own_cuts` each request is cut as if it
+/// were alone.
 ///
 /// # Errors
 ///

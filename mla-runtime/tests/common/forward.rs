@@ -8,7 +8,7 @@ pub(crate) use mla_runtime::backend::{
 pub(crate) use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
 pub(crate) use mla_runtime::tensor::{
     ArrayRef, BlockTable, CacheMut, CacheRef, LseConvention, LseMut, LseRef, Memory, Rotary,
-    RotaryQuery, TensorMut, TensorRef,
+    TensorMut, TensorRef,
 };
 
 /// A view that can be converted to a view of the same memory on the processor's device.
@@ -74,12 +74,6 @@ views! {
         let layout = lse.layout();
         LseMut::new(lse.into_bytes(), layout)
     };
-    RotaryQuery, |query| Ok(match query {
-        RotaryQuery::InPlace(to) => RotaryQuery::InPlace(to.on_cpu()?),
-        RotaryQuery::Into { from, to } => {
-            RotaryQuery::Into { from: from.on_cpu()?, to: to.on_cpu()? }
-        }
-    });
     GatherRows, |rows| Ok(GatherRows::new(
         rows.block_table.on_cpu()?,
         rows.token_starts.on_cpu()?,
@@ -197,7 +191,7 @@ macro_rules! forwarded_operations {
             latent: TensorRef<'_, Self>,
             rope: TensorRef<'_, Self>,
             angles: &Rotary<'_, Self>,
-            query: Option<RotaryQuery<'_, Self>>,
+            query: Option<(TensorRef<'_, Self>, TensorMut<'_, Self>)>,
             slots: ArrayRef<'_, Self, i64>,
             cache: CacheMut<'_, Self>,
         ) -> Result<()> {
@@ -205,7 +199,10 @@ macro_rules! forwarded_operations {
                 return Ok(());
             };
             let (latent, rope, angles) = (latent.on_cpu()?, rope.on_cpu()?, angles.on_cpu()?);
-            let query = query.map(OnCpu::on_cpu).transpose()?;
+            let query = match query {
+                Some((from, to)) => Some((from.on_cpu()?, to.on_cpu()?)),
+                None => None,
+            };
             cpu.write_cache_rotated(
                 latent,
                 rope,
@@ -216,7 +213,7 @@ macro_rules! forwarded_operations {
             )
         }
 
-        fn rotate(&self, angles: &Rotary<'_, Self>, vectors: RotaryQuery<'_, Self>) -> Result<()> {
+        fn rotate(&self, angles: &Rotary<'_, Self>, vectors: TensorMut<'_, Self>) -> Result<()> {
             match self.operation()? {
                 Some(cpu) => cpu.rotate(&angles.on_cpu()?, vectors.on_cpu()?),
                 None => Ok(()),

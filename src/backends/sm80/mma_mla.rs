@@ -52,9 +52,9 @@ portable_backend! {
 }
 
 portable_backend! {
-    /// Dense absorbed decode like `MmaMla`, for rows with scales of their own: `fp8_ds_mla`, of which
-    /// only rows of dimensions (512, 64) are a multiple of 16 bytes, and `fp8_per_token`, whose row
-    /// pitch is a multiple of 16 bytes, at least 656.
+    /// Dense absorbed decode like `MmaMla`, for rows with scales of their own: `fp8_ds_mla`, of
+    /// which only rows of dimensions (512, 64) are a multiple of 16 bytes, and `fp8_per_token`,
+    /// whose row pitch is a multiple of 16 bytes, at least 656.
     MmaMlaScaled,
     name = "MMA_MLA_SCALED",
     kv = "fp8_ds_mla,fp8_per_token",

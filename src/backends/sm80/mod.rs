@@ -16,8 +16,13 @@ pub use mma_mla_sparse::{MmaMlaSparse, MmaMlaSparseNarrow};
 pub(super) type Prefill<Rest> = backends![MmaAttn, ..Rest];
 
 /// Prepends this family's decode backends to a list.
-pub(super) type Decode<Rest> =
-    backends![MmaMla, MmaMlaScaled, MmaMlaSparse, MmaMlaSparseNarrow, ..Rest];
+pub(super) type Decode<Rest> = backends![
+    MmaMla,
+    MmaMlaScaled,
+    MmaMlaSparse,
+    MmaMlaSparseNarrow,
+    ..Rest
+];
 
 /// GPUs on which the conformance tests of all of this family's backends passed, with machine code
 /// for compute capability 9.0.
@@ -43,4 +48,10 @@ macro_rules! limited_to {
 }
 
 #[cfg(feature = "sm80")]
-limited_to!(MmaAttn, MmaMla, MmaMlaScaled, MmaMlaSparse, MmaMlaSparseNarrow);
+limited_to!(
+    MmaAttn,
+    MmaMla,
+    MmaMlaScaled,
+    MmaMlaSparse,
+    MmaMlaSparseNarrow
+);

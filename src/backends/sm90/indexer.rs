@@ -3,7 +3,7 @@
 use mla_runtime::device::CacheRows;
 use mla_runtime::indexer::{IndexCacheMut, IndexDevice, IndexKeys, IndexQueries, IndexRows};
 use mla_runtime::model::IndexerConfig;
-use mla_runtime::tensor::{Memory as _, Rotary, RotaryQuery, TensorMut, TensorRef};
+use mla_runtime::tensor::{Memory as _, Rotary, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
 use crate::device::argument::{dtype_code, narrow, style_code, unit_columns, wide};
@@ -31,7 +31,7 @@ impl IndexDevice for Cuda {
         &self,
         config: &IndexerConfig,
         rows: CacheRows<'_, Self>,
-        query: Option<RotaryQuery<'_, Self>>,
+        query: Option<(TensorRef<'_, Self>, TensorMut<'_, Self>)>,
         keys: IndexKeys<'_, Self>,
         queries: Option<IndexQueries<'_, Self>>,
     ) -> Result<()> {

@@ -37,7 +37,13 @@ macro_rules! limited {
     )*};
 }
 
-limited!(MmaAttn, MmaMla, MmaMlaScaled, MmaMlaSparse, MmaMlaSparseNarrow);
+limited!(
+    MmaAttn,
+    MmaMla,
+    MmaMlaScaled,
+    MmaMlaSparse,
+    MmaMlaSparseNarrow
+);
 
 macro_rules! smaller {
     ($backend:ident, $batch:ty, $call:ty, $run:ident) => {

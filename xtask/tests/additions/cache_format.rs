@@ -41,7 +41,8 @@ fn rust(tree: &Tree) -> BTreeSet<String> {
     tree.edit(
         enumeration,
         "        Fp8PerToken = \"fp8_per_token\",\n",
-        "        Fp8PerToken = \"fp8_per_token\",\n        /// Made up.\n        MadeUp = \"made_up\",\n",
+        "        Fp8PerToken = \"fp8_per_token\",\n        /// Made up.\n        MadeUp = \
+         \"made_up\",\n",
     );
     for _ in 0..16 {
         let errors = tree.check(&["--workspace", "--lib", "--bins", FEATURES]);

@@ -28,7 +28,8 @@ pub struct StepRequest<'a, T = i32> {
     pub new_tokens: u32,
     /// The total number of tokens after the step: those in the cache and the new ones.
     pub total: u32,
-    /// The pages of these tokens in order, in any integer type. There may be more pages than needed.
+    /// The pages of these tokens in order, in any integer type. There may be more pages than
+    /// needed.
     pub pages: &'a [T],
 }
 

@@ -5,7 +5,7 @@ mod tables;
 pub use self::tables::RotaryTables;
 use crate::model::DType;
 use crate::setters::copies;
-use crate::tensor::{ArrayRef, Memory, TensorMut, TensorRef};
+use crate::tensor::{ArrayRef, Memory, TensorRef};
 use crate::{Error, Result};
 
 use crate::model::RotaryStyle;
@@ -148,17 +148,4 @@ pub(crate) fn check_positions(given: usize, tokens: usize) -> Result<()> {
     }
     let accepted = format!("{tokens}, one for each token");
     Err(Error::argument("positions", given, accepted))
-}
-
-/// The rotary parts of the queries. They are rotated together with the keys.
-pub enum RotaryQuery<'a, D: Memory> {
-    /// `[T, H, R]`, rotated in place.
-    InPlace(TensorMut<'a, D>),
-    /// Two tensors `[T, H, R]`.
-    Into {
-        /// The queries before the rotation.
-        from: TensorRef<'a, D>,
-        /// The destination of the rotated queries.
-        to: TensorMut<'a, D>,
-    },
 }
