@@ -26,13 +26,12 @@ struct PlainCacheProducer {
         if (C::Dims::kRope > 0 && lane == 4) ptx::prefetch_tensormap(&maps.cache_rope);
     }
 
-    // Prefetches half of the latent panels of a KV tile into L2. The first copies come when the
-    // work has been planned, and the memory is idle until then. Prefetching all of a KV tile at
-    // once is slower.
+    // Prefetches four latent panels of a KV tile into L2. The first copies come when the work has
+    // been planned, and the memory is idle until then. Prefetching more at once is slower.
     __device__ void prefetch_kv_tile(const TensorMaps& maps, PagePosition kv_tile) const {
         const ptx::CachePolicy policy = ptx::createpolicy_evict_first();
 #pragma unroll 1
-        for (int i = c.rank; i < C::kKvTileStages / 2; i += c.group_ctas())
+        for (int i = c.rank; i < 4 / L::kStagePanels; i += c.group_ctas())
             ptx::cp_async_bulk_prefetch_tensor(&maps.cache_pairs, policy, 0, kv_tile.offset, 0,
                                                i * L::kStagePanels / 2, kv_tile.page);
     }

@@ -39,9 +39,10 @@ struct PlainLayout {
                                          : N == 32      ? 9
                                                         : 11;
     static constexpr int kRopeStages = kLatent == 256 ? kShortTiles : N == 64 && !by_rows ? 2 : 3;
-    // Number of stages that copies may be in flight to at the same time: 64 KiB. More of them make
-    // memory slower, above all while it has to write lines back.
-    static constexpr int kStagesInFlight = by_rows ? kLatentStages : 4;
+    // Number of stages that copies may be in flight to at the same time: 64 KiB, or 48 KiB of
+    // latents of 256, beside which more rotary keys are in flight. More of them make memory slower,
+    // above all while it has to write lines back.
+    static constexpr int kStagesInFlight = by_rows ? kLatentStages : kLatent == 256 ? 3 : 4;
     static constexpr int kRingBytes = kLatentStages * kLatentStageBytes + kRopeStages * kPanelBytes;
     // Number of rows of the scores. A warp has 16, though there may be fewer.
     static constexpr int kRows = N < 16 ? 16 : N;
