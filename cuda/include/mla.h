@@ -164,6 +164,10 @@ typedef struct MlaDecodeParams {
      * back to one CTA that combines everything. 0 means the family's default, which its header
      * gives. With a negative number, no CTA waits. The result is the same, bit for bit. */
     int32_t split_patience;
+    /* non-zero: the bits of a request follow its own tokens, lengths and rows, and query_len, which
+     * is then the maximum of all launches. They do not follow the other requests. The workspace is
+     * larger. mla_decode_sm90 refuses it. */
+    int32_t batch_invariant;
 } MlaDecodeParams;
 
 /* A cache, and for each query token a list of the rows that it attends to in this cache. */

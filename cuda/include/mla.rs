@@ -80,10 +80,11 @@ pub struct MlaDecodeParams {
     pub softmax_scale: f32,
     pub cache_scale: f32,
     pub split_patience: i32,
+    pub batch_invariant: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of MlaDecodeParams"][::core::mem::size_of::<MlaDecodeParams>() - 248usize];
+    ["Size of MlaDecodeParams"][::core::mem::size_of::<MlaDecodeParams>() - 256usize];
     [
         "Alignment of MlaDecodeParams",
     ][::core::mem::align_of::<MlaDecodeParams>() - 8usize];

@@ -28,8 +28,11 @@ typedef struct MlaDeviceLimits {
 /* Bytes of workspace that mla_decode_sm80 needs for requests of up to query_len tokens. Reads
  * heads, query_len, requests, latent_dim, rope_dim, q_dtype and cache_format, and what the current
  * device has. `requests` has to be a number that a launch accepts, but the result depends neither
- * on it nor on any length. If max_pages is above 0, numbers of requests, pages and tokens in a page
- * that no launch accepts are refused here. Loads the kernels, so that no launch has to. */
+ * on it nor on any length. With batch_invariant, launches have the same query_len. It then also
+ * reads max_pages and page_size, and no launch may have room for more tokens per request; if
+ * max_pages is 0, the result is enough for any. If max_pages is above 0, numbers of requests, pages
+ * and tokens in a page that no launch accepts are refused here. Loads the kernels, so that no
+ * launch has to. */
 MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
                                     size_t* bytes);
 

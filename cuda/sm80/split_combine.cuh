@@ -51,6 +51,17 @@ struct Split {
     int64_t patience;
 };
 
+// A split of a tile whose own length decides its splits. `sharers` CTAs have one or more of them,
+// and `index` and `combiners` count these CTAs. One CTA may have all splits.
+struct OwnSplit : Split {
+    int sharers;
+};
+
+__device__ __forceinline__ int sharers_of(const Split& split) { return split.splits; }
+__device__ __forceinline__ int sharers_of(const OwnSplit& split) { return split.sharers; }
+__device__ __forceinline__ bool is_shared(const Split&) { return true; }
+__device__ __forceinline__ bool is_shared(const OwnSplit& split) { return split.sharers > 1; }
+
 // The first of this lane's two rows in a unit of the CTA's tile.
 template <class Layout>
 __device__ __forceinline__ int first_row_of(int unit) {
@@ -60,7 +71,7 @@ __device__ __forceinline__ int first_row_of(int unit) {
 // `partial_of(split)` returns the address of a split's result. `rows_of(unit)` returns the data
 // that `write` needs for row `first_row_of(unit)` and for the row eight further, whose maxima and
 // sums are in `shared`; it is the same for all units of 16 rows. `write(rows, unit, x)` writes x.
-template <class Layout, class PartialOf, class RowsOf, class Write>
+template <class Layout, class SplitOf, class PartialOf, class RowsOf, class Write>
 struct SplitCombine {
     using State = SoftmaxState<Base2>;
     using Protocol = SplitProtocol<DeviceMemory>;
@@ -71,7 +82,7 @@ struct SplitCombine {
     static constexpr int kThreadsOfRow = Layout::kThreads / Layout::kRows;
     static constexpr int kRowsAt = kPartialRowsAt<Layout>;
 
-    const Split& split;
+    const SplitOf& split;
     SplitShared<Layout::kRows>& shared;
     // Buffer in shared memory by which all threads exchange sums.
     float4* exchanged;
@@ -82,9 +93,10 @@ struct SplitCombine {
     int units;
 
     __device__ void run() const {
-        const Protocol protocol = {split.counters, split.splits, split.combiners};
+        const Protocol protocol = {split.counters, sharers_of(split), split.combiners};
         Layout::sync();
-        if (threadIdx.x == 0) shared.role = int(take_role(protocol));
+        if (threadIdx.x == 0)
+            shared.role = int(is_shared(split) ? take_role(protocol) : SplitRole::everything);
         Layout::sync();
         const auto role = static_cast<SplitRole>(shared.role);
         if (role == SplitRole::slice)
@@ -92,7 +104,8 @@ struct SplitCombine {
         else if (role == SplitRole::everything)
             combine(0, units, Layout::kUnitsOfAll);
         Layout::sync();
-        if (threadIdx.x == 0 && protocol.leave() == split.splits) protocol.reset();
+        if (threadIdx.x == 0 && is_shared(split) && protocol.leave() == sharers_of(split))
+            protocol.reset();
     }
 
     __device__ int slice_begin(int combiner) const { return combiner * units / split.combiners; }
@@ -232,13 +245,13 @@ struct SplitCombine {
 };
 
 // Called after all threads have written this CTA's partial result.
-template <class Layout, class PartialOf, class RowsOf, class Write>
-__device__ void split_combine(const Split& split, SplitShared<Layout::kRows>& shared,
+template <class Layout, class SplitOf, class PartialOf, class RowsOf, class Write>
+__device__ void split_combine(const SplitOf& split, SplitShared<Layout::kRows>& shared,
                               float4* exchanged, const PartialOf& partial_of, const RowsOf& rows_of,
                               const Write& write,
                               int units = Layout::kRows / 16 * Layout::kRowsUnits) {
-    SplitCombine<Layout, PartialOf, RowsOf, Write>{split,   shared, exchanged, partial_of,
-                                                   rows_of, write,  units}
+    SplitCombine<Layout, SplitOf, PartialOf, RowsOf, Write>{split,   shared, exchanged, partial_of,
+                                                            rows_of, write,  units}
         .run();
 }
 

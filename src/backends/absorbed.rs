@@ -5,7 +5,7 @@ use std::ffi::c_void;
 
 use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, Output, StepLimits};
 use mla_runtime::model::KvFormat;
-use mla_runtime::spec::{BackendSpec, Problem};
+use mla_runtime::spec::{BackendSpec, Feature, Problem};
 use mla_runtime::tensor::Memory as _;
 use mla_runtime::{Error, Result};
 
@@ -67,6 +67,10 @@ impl AbsorbedState {
     }
 }
 
+fn batch_invariant(config: &LayerConfig) -> bool {
+    config.problem.features.contains(Feature::BatchInvariant)
+}
+
 /// Returns the parameters that do not depend on a tensor. They suffice for a kernel's checks and
 /// for the size of its workspace.
 fn shape(config: &LayerConfig, query_len: usize) -> Result<raw::MlaDecodeParams> {
@@ -83,6 +87,7 @@ fn shape(config: &LayerConfig, query_len: usize) -> Result<raw::MlaDecodeParams>
         q_dtype: dtype_code(problem.dtype),
         cache_format: format_code(problem.kv_format),
         causal: 1,
+        batch_invariant: i32::from(batch_invariant(config)),
         softmax_scale: config.softmax_scale,
         cache_scale: 1.0,
         ..Default::default()
@@ -142,7 +147,12 @@ fn params(
         KvFormat::Fp8 | KvFormat::Fp8DsMla | KvFormat::Fp8PerToken => 1,
         KvFormat::F32 | KvFormat::F16 | KvFormat::BF16 => problem.dtype.bytes(),
     };
-    let mut params = shape(config, batch.max_query_len.max(1))?;
+    // A batch-invariant kernel is chosen for the longest request that there may be in any batch.
+    let query_len = match batch_invariant(config) {
+        true => state.query_len,
+        false => batch.max_query_len.max(1),
+    };
+    let mut params = shape(config, query_len)?;
     params.q_latent = latent.bytes().address() as *const _;
     params.q_rope = rope.bytes().address() as *const _;
     params.cache = call.cache.bytes().address() as *const _;

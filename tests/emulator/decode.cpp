@@ -25,7 +25,8 @@ void check_config(const Case& c, unsigned seed, const Room& room, int multiproce
     using T = typename C::Element;
     Problem<T> x(c, seed);
     const int pair = pair_of(x.query_len * c.heads, C::kRows);
-    const Fit f = fit<C>(room.of_cta, room.of_sm, 1024, multiprocessors, c.rope, pair);
+    const OwnSplits own = {c.own_tiles, OwnSplits::kMax};
+    const Fit f = fit<C>(room.of_cta, room.of_sm, 1024, multiprocessors, c.rope, pair, own);
     std::vector<char> workspace(f.workspace_bytes, 0);
     std::memset(workspace.data() + kCounterBytes, 0xff, f.workspace_bytes - kCounterBytes);
 
@@ -69,11 +70,14 @@ void check_config(const Case& c, unsigned seed, const Room& room, int multiproce
     p.sparse = c.sparse;
     p.tile_cost = 1;
     p.min_share = 2;
+    p.own = own;
     // Both divisions are tested if groups are few: with odd seeds, ranges are even.
     p.even_gain = seed % 2 ? 2 : -1000;
     p.scale_log2 = x.softmax_scale * x.cache_scale * 1.44269504088896340736f;
     p.out_scale = x.cache_scale;
 
+    const std::vector<T> untouched = x.out;
+    const std::vector<float> untouched_lse = x.lse;
     std::vector<T> first;
     std::vector<float> first_lse;
     // In the first run, CTAs wait for each other. In the second, they lose patience. In the third,
@@ -85,6 +89,21 @@ void check_config(const Case& c, unsigned seed, const Room& room, int multiproce
         if (run == 0) {
             first = x.out;
             first_lse = x.lse;
+        }
+    }
+    // Each request alone, on other numbers of CTAs.
+    if (c.own_tiles > 0) {
+        x.out = untouched;
+        x.lse = untouched_lse;
+        for (int request = 0; request < x.requests; ++request) {
+            KernelParams alone = p;
+            alone.requests = 1;
+            alone.cu_q_lens += request;
+            alone.kv_lens += request;
+            alone.block_table += request * p.block_table_stride;
+            const int ctas = std::max(f.ctas / (1 + request) / pair, 1) * pair;
+            mla::emulator::launch(kernel_of<C>(), ctas, C::kCtaThreads, f.shared_bytes, alone,
+                                  seed * 37 + request, false);
         }
     }
     double of_out, of_lse;
@@ -296,6 +315,29 @@ int main(int argc, char** argv) {
             check_scales<grouped>(scales, seed);
             check_scales<token>(scales, seed);
         }
+    }
+    // Splits follow each request's own length. Tiles of rows are one CTA's, or several CTAs share
+    // them, with one split each or more.
+    for (int multiprocessors : {2, 5, 24}) {
+        const auto batch = [&](const char* name, int heads, CacheFormat format) {
+            Case c = {name, heads, {1, 2, 1, 0, 1}, {150, 70, 1, 40, 0}, 512, 64, 16, format};
+            c.spread = 8.f;
+            c.own_tiles = 2;
+            return c;
+        };
+        check<B, 512, plain, 1, 1, 16>(batch("own splits", 8, plain), seed, kLarge,
+                                       multiprocessors);
+        check<H, 512, e4m3, 1, 1, 32>(batch("own splits", 16, e4m3), seed, kLarge,
+                                      multiprocessors);
+        check<B, 512, plain, 2, 1, 16>(batch("own splits", 20, plain), seed, kLarge,
+                                       multiprocessors);
+        check<H, 512, grouped, 2, 2, 16>(batch("own splits", 40, grouped), seed, kLarge,
+                                         multiprocessors);
+        check_roles<B>(batch("own splits", 40, plain), seed, kLarge, multiprocessors);
+        check_roles<H>(batch("own splits, pairs", 70, plain), seed, kLarge, multiprocessors);
+        Case many = {"many own splits", 16, {1, 1}, {1200, 35}, 512, 64, 16};
+        many.own_tiles = 1;
+        check<H, 512, plain, 1, 1, 16>(many, seed, kLarge, multiprocessors);
     }
     // A CTA's items belong to requests whose scales are far apart.
     Case requests = {"scales of requests", 16, {1, 1, 1, 1, 1, 1}, {33, 40, 35, 50, 33, 40}};

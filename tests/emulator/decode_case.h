@@ -43,6 +43,8 @@ struct Case {
     float lead = 0.f;
     // True if rotary keys lie in a tensor of their own, with strides of its own.
     bool split = false;
+    // If not 0, the number of KV tiles of a split: each request's length decides its splits.
+    int own_tiles = 0;
 };
 
 inline float e4m3_value(uint8_t byte) {

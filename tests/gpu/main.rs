@@ -16,6 +16,8 @@ mod tensors;
 mod conformance;
 #[cfg(feature = "sm90")]
 mod indexer;
+#[cfg(feature = "sm80")]
+mod invariance;
 #[cfg(feature = "sm90")]
 mod layer;
 #[cfg(any(feature = "sm80", feature = "sm90"))]

@@ -22,7 +22,7 @@ Kind kind_of(const MlaDecodeParams& p) {
 
 Shape shape_of(const MlaDecodeParams& p) {
     return {p.query_len * p.heads, p.rope_dim, p.requests, int64_t(p.max_pages) * p.page_size,
-            is_split(p)};
+            is_split(p),           p.batch_invariant != 0};
 }
 
 MlaStatus check_shape(const MlaDecodeParams& p) {
@@ -51,8 +51,11 @@ MlaStatus check_shape(const MlaDecodeParams& p) {
 void check_capacity(Check& check, const MlaDecodeParams& p) {
     const int64_t tokens = int64_t(p.max_pages) * p.page_size;
     const int64_t tiles = ceil_div(p.query_len * p.heads, 16);
+    // The constant cost of up to four KV tiles, once or for each of a tile's own splits.
+    const int64_t constant = p.batch_invariant ? 4 * OwnSplits::kMax : 4;
     check.that(
-        tokens <= INT32_MAX - 64 && int64_t(p.requests) * tiles * (tokens / 16 + 4) <= INT32_MAX,
+        tokens <= INT32_MAX - 64 &&
+            int64_t(p.requests) * tiles * (tokens / 16 + constant) <= INT32_MAX,
         "max_pages", p.max_pages,
         "less than 2^31 tokens per request, and less than 2^31 tiles of 16 tokens over all "
         "requests "
@@ -213,11 +216,14 @@ extern "C" MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params,
     Limits device;
     s = device_limits(limits, device);
     if (s.code != MLA_OK) return s;
-    // Shorter requests may get an instantiation with more CTAs.
+    // Shorter requests may get an instantiation with more CTAs. Batch-invariant ones do not.
     *bytes = 0;
-    for (int query_len = 1; query_len <= params->query_len; ++query_len) {
+    const bool own = params->batch_invariant;
+    const int64_t most = int64_t(params->max_pages) * params->page_size,
+                  longest = !own ? 1 : most > 0 ? most : INT32_MAX;
+    for (int query_len = own ? params->query_len : 1; query_len <= params->query_len; ++query_len) {
         const int rows = query_len * params->heads;
-        s = max_workspace(kind_of(*params), device, rows, params->rope_dim, *bytes);
+        s = max_workspace(kind_of(*params), device, rows, params->rope_dim, *bytes, own, longest);
         if (s.code != MLA_OK) return s;
     }
     return ok();

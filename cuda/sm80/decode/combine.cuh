@@ -52,6 +52,7 @@ class Output {
     __device__ void write(const WorkItem& item, const Accumulators<C>& o, int share) const {
         if (item.splits == 1) return write_rows(item, o);
         store(PartialOf(p_, item)(item.split), o);
+        if (!item.ends) return;
         if constexpr (C::kRoles)
             combine_called(p_, shared_, item, share);
         else
@@ -71,31 +72,41 @@ class Output {
     }
 
     // Addresses of the partial results of an item's splits. A CTA has room for two: a CTA group has
-    // at most the end of one tile of rows and the beginning of another.
+    // at most the end of one tile of rows and the beginning of another. If the tile's own length
+    // decides its splits, all partial results of a tile lie together.
     class PartialOf {
       public:
         __device__ PartialOf(const KernelParams& p, const WorkItem& item)
             : begin_(p.partials + int64_t(cta_of(p, item)) * 2 * C::kPartialFloats),
-              step_(ThreadPosition::hide(p.pair) * (2 * C::kPartialFloats)) {}
+              first_(C::kPartialFloats),
+              step_(ThreadPosition::hide(p.pair) * (2 * C::kPartialFloats)) {
+            if (p.own.tiles == 0) return;
+            const int64_t slot = item.sharers > 1 ? cta_of(p, item) * 2 : blockIdx.x * 2 + 1;
+            begin_ = p.partials + slot * p.own.slots * C::kPartialFloats;
+            first_ = 0;
+            step_ = C::kPartialFloats;
+        }
         __device__ float* operator()(int split) const {
-            return begin_ + (split == 0 ? int64_t(C::kPartialFloats) : int64_t(split) * step_);
+            return begin_ + (split == 0 ? int64_t(first_) : int64_t(split) * step_);
         }
 
       private:
         float* begin_;
-        int step_;
+        int first_, step_;
     };
 
     // No thread uses the scores' place between two items, nor the queries' behind them after the
     // last one.
     __device__ void combine(const WorkItem& item, int share) const {
         const PartialOf partial_of(p_, item);
-        split_combine<Layout>(
-            {reinterpret_cast<SplitCounters*>(p_.counters) + cta_of(p_, item), item.split,
+        const OwnSplit split{
+            {reinterpret_cast<SplitCounters*>(p_.counters) + cta_of(p_, item), item.share,
              item.splits, item.combiners,
              p_.patience != 0 ? p_.patience : kDefaultPatience + share * kTilePatience},
-            statistics().rows, reinterpret_cast<float4*>(shared_ + C::kScoreOffset), partial_of,
-            [&](int unit) { return rows_of(item, unit); },
+            item.sharers};
+        split_combine<Layout>(
+            split, statistics().rows, reinterpret_cast<float4*>(shared_ + C::kScoreOffset),
+            partial_of, [&](int unit) { return rows_of(item, unit); },
             [&](const Rows& rows, int unit, const float4& x) { write_unit(rows, unit, x); });
     }
 

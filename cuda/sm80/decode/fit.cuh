@@ -22,7 +22,7 @@ struct Fit {
 // stages. Returns no CTAs if not even one per SM has enough stages.
 template <class C>
 Fit fit(int shared_of_cta, int shared_of_sm, int reserved, int multiprocessors, int rope_dim,
-        int pair) {
+        int pair, const OwnSplits& own = {}) {
     const int tile = C::kTokens * C::pitch(rope_dim);
     Fit f = {};
     for (f.ctas_per_sm = C::kCtasPerSm;; --f.ctas_per_sm) {
@@ -33,7 +33,8 @@ Fit fit(int shared_of_cta, int shared_of_sm, int reserved, int multiprocessors, 
     if (f.stages < C::kMinCtaStages) return {};
     f.shared_bytes = C::shared_bytes(rope_dim, f.stages);
     f.ctas = std::min(multiprocessors * f.ctas_per_sm, kMaxCtas) / pair * pair;
-    f.workspace_bytes = kCounterBytes + size_t(2) * f.ctas * C::kPartialFloats * sizeof(float);
+    f.workspace_bytes =
+        kCounterBytes + size_t(own.of_cta()) * f.ctas * C::kPartialFloats * sizeof(float);
     return f;
 }
 

@@ -17,6 +17,8 @@ struct Shape {
     int64_t kv_len;
     // True if rotary keys lie in a tensor of their own.
     bool split;
+    // True if splits and the instantiation must not depend on other requests.
+    bool batch_invariant;
 };
 
 // One instantiation, as functions whose types do not depend on it.
@@ -25,10 +27,20 @@ struct Variant {
     MlaStatus (*launch)(const Limits&, const Shape&, KernelParams&, cudaStream_t);
 };
 
+// Splits of at least 256 tokens, or of 512 with more than 16 rows: their partial results are
+// larger.
+template <class C>
+OwnSplits own_splits(const Shape& s) {
+    if (!s.batch_invariant) return {};
+    const int tokens = C::kRows <= 16 ? 256 : 512;
+    return {tokens / C::kTokens,
+            int(std::min<int64_t>(ceil_div(s.kv_len, tokens), OwnSplits::kMax))};
+}
+
 template <class C>
 Fit fit_to(const Limits& l, const Shape& s) {
     return fit<C>(l.shared_of_cta, l.shared_of_sm, kReserved, l.multiprocessors, s.rope_dim,
-                  pair_of(s.rows, C::kRows));
+                  pair_of(s.rows, C::kRows), own_splits<C>(s));
 }
 
 // Loads the kernel, too.
@@ -50,6 +62,7 @@ MlaStatus launch_variant(const Limits& l, const Shape& s, KernelParams& p, cudaS
     p.pitch = C::pitch(s.rope_dim);
     p.stages = f.stages;
     p.pair = pair_of(s.rows, C::kRows);
+    p.own = own_splits<C>(s);
     // Cost of making, storing and combining a partial result, in KV tiles: about two. It is four if
     // warps have roles, since their pipeline has to fill and to drain.
     p.tile_cost = C::kRoles ? 4 : 2;
@@ -125,7 +138,7 @@ inline bool is_short(const Limits& l, const Shape& s, CacheFormat format, const 
 template <typename T, int kLatent, CacheFormat kFormat>
 Variant variant_of(const Limits& l, const Shape& s) {
     const Variant of_16 = variant_of_16<T, kLatent, kFormat>(l, s);
-    if (s.rows <= 16 || is_short(l, s, kFormat, of_16)) return of_16;
+    if (s.rows <= 16 || (!s.batch_invariant && is_short(l, s, kFormat, of_16))) return of_16;
     if constexpr (!kHasScales<kFormat>)
         if (s.rows <= 32) return variant<Config<T, kLatent, kFormat, 2, 1, 16>>();
     if constexpr (kFormat == CacheFormat::plain && kLatent == 512) {

@@ -28,6 +28,19 @@ enum class CacheFormat {
     e4m3_token,
 };
 
+// Splits of a tile of rows if its own length alone decides, as in a batch-invariant launch.
+struct OwnSplits {
+    // Maximum number of splits of a tile of rows.
+    static constexpr int kMax = 32;
+    // Number of KV tiles of a split, which is doubled until there are at most kMax splits. 0 if
+    // splits follow the batch.
+    int tiles;
+    // Number of partial results of the longest tile of rows. A CTA has room for as many of a tile
+    // of which its group has the first split and others have more, and of one that is all its own.
+    int slots;
+    int of_cta() const { return 2 * (tiles > 0 ? slots : 1); }
+};
+
 struct KernelParams {
     const void* q_latent;    // [tokens, heads, L]
     const void* q_rope;      // [tokens, heads, R]
@@ -40,7 +53,7 @@ struct KernelParams {
     const float* sinks;      // [heads] scores without a value, or null
     const int* cu_q_lens;    // [requests + 1], or null: every request has `query_len`
     int32_t* counters;       // [CTAs] SplitCounters, zero before and after
-    float* partials;         // [2 * CTAs][partial_floats]
+    float* partials;         // [own.of_cta() * CTAs][partial_floats]
     // Strides are in elements, except for the cache's, which are in bytes.
     int64_t q_latent_token_stride, q_latent_head_stride;
     int64_t q_rope_token_stride, q_rope_head_stride;
@@ -68,6 +81,7 @@ struct KernelParams {
     // Cost of a tile of rows in addition to its KV tiles, and minimum cost of a CTA's share if
     // splits are many.
     int tile_cost, min_share;
+    OwnSplits own;
     // Cost by which ranges may be longer in order to be even (scheduler.cuh).
     int even_gain;
     // Number of cycles that a CTA waits for the other splits of a tile of rows. 0 stands for

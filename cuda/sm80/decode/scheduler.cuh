@@ -11,6 +11,10 @@
 // only, and nothing else to do before it combines splits. If groups are many and equal, ranges are
 // whole groups, on the same condition.
 //
+// In a batch-invariant launch, the splits of a group follow its own length alone (OwnSplits). Each
+// is an item with the constant cost, and belongs to the CTA group in whose range it begins. Ranges
+// are then equal. A CTA group may have several splits of a group, which any number of them share.
+//
 // Every warp does this for itself. It keeps its items in a ring in shared memory, because it begins
 // to load an item long before it computes it.
 #pragma once
@@ -30,9 +34,15 @@ struct WorkItem {
     // The tile's first row, of q_len * heads.
     int first_row;
     int tile_begin, tile_end;
-    // This is split `split` of `splits`; split i belongs to CTA group first_cta_group + i. The
-    // first `combiners` of these CTA groups have no item after it.
-    int split, splits, combiners, first_cta_group;
+    // This is split `split` of `splits`. CTA group first_cta_group has the first one.
+    int16_t split, splits, first_cta_group;
+    // Number of CTA groups that have splits of the tile, and this group's number among them. Unless
+    // splits follow their own length, each has one: split i belongs to group first_cta_group + i.
+    int16_t sharers, share;
+    // The first `combiners` of these groups have no item after this tile's.
+    int16_t combiners;
+    // True if this is the group's last split of the tile.
+    bool ends;
 };
 
 template <int kTileRows, int kTileTokens>
@@ -68,12 +78,13 @@ class TileScheduler {
         const int own = (p_.requests + 31) / 32;
         const int first = lane * own, last = min(first + own, p_.requests);
         const int cta_groups = by_pair(gridDim.x), cta_group = by_pair(blockIdx.x);
-        int groups = 0, tiles = 0, longest = 1;
+        int groups = 0, tiles = 0, splits = 0, longest = 1;
 #pragma unroll 1
         for (int request = first; request < last; ++request) {
             const int of_request = groups_of(request), each = tiles_of(request);
             groups += of_request;
             tiles += of_request * each;
+            splits += of_request * (own_splits() ? own_splits_of(each) : 1);
             longest = max(longest, each);
         }
         const int all_groups = __reduce_add_sync(~0u, groups);
@@ -83,12 +94,12 @@ class TileScheduler {
         const auto share_of = [&](int cost) {
             return max(int(unsigned(cost + cta_groups - 1) / unsigned(cta_groups)), min_share);
         };
-        int share = share_of(all_tiles + all_groups * p_.tile_cost);
         // Sum over this lane's requests: of their cost, or of their numbers of ranges if ranges are
         // even.
-        int units = tiles + groups * p_.tile_cost;
+        int units = tiles + splits * p_.tile_cost;
+        int share = share_of(__reduce_add_sync(~0u, units));
         bool even = false;
-        if (all_groups <= cta_groups) {
+        if (!own_splits() && all_groups <= cta_groups) {
             const int max_length = min(share + p_.even_gain, INT32_MAX / kMaxCtas);
 #pragma unroll 1
             for (int length = share_of(all_tiles); length <= max_length && !even; ++length) {
@@ -104,7 +115,7 @@ class TileScheduler {
             }
         }
         // Ranges of whole groups leave nothing to combine if groups are equal.
-        if (!even && all_tiles == all_groups * max_tiles) {
+        if (!own_splits() && !even && all_tiles == all_groups * max_tiles) {
             const int cost = max_tiles + p_.tile_cost;
             const int whole = int(unsigned(share + cost - 1) / unsigned(cost)) * cost;
             if (whole <= share + p_.even_gain) share = whole;
@@ -151,7 +162,7 @@ class TileScheduler {
         while (position < end && !found) {
             int cost;
             while (true) {
-                cost = tiles_of(request) + head;
+                cost = cost_of(request);
                 const int units = groups_of(request) * cost;
                 if (begins + units > position) break;
                 begins += units;
@@ -159,6 +170,10 @@ class TileScheduler {
             }
             const int group = unsigned(position - begins) / unsigned(cost);
             const int group_begin = begins + group * cost;
+            if (own_splits()) {
+                found = next_own(item, request, group, group_begin, cost, position);
+                continue;
+            }
             const int from = position - group_begin - head;
             position = min(end, group_begin + cost);
             const int to = position - group_begin - head;
@@ -171,8 +186,9 @@ class TileScheduler {
                 const int first_cta_group = unsigned(group_begin + head) / unsigned(share);
                 item.first_cta_group = first_cta_group;
                 const int last_cta_group = unsigned(group_begin + cost - 1) / unsigned(share);
-                item.splits = last_cta_group - first_cta_group + 1;
-                item.split = shared_.cta_group - first_cta_group;
+                item.splits = item.sharers = last_cta_group - first_cta_group + 1;
+                item.split = item.share = shared_.cta_group - first_cta_group;
+                item.ends = true;
                 item.combiners = item.splits - (group_begin + cost < shared_.total);
             }
         }
@@ -212,11 +228,64 @@ class TileScheduler {
             item.tile_begin = split * share;
             item.tile_end = min(item.tile_begin + share, tiles_of(request));
             item.first_cta_group = first_cta_group;
-            item.split = split;
-            item.splits = item.combiners = ranges;
+            item.split = item.share = split;
+            item.splits = item.sharers = item.combiners = ranges;
+            item.ends = true;
             put_request(item, request);
         }
         __syncwarp();
+        return true;
+    }
+
+    // True if splits follow their own length.
+    __device__ bool own_splits() const { return p_.own.tiles > 0; }
+    // Maximum number of KV tiles of a split of a tile of rows with so many of them, and the number
+    // of its splits. All splits but the last one have as many.
+    __device__ int own_split_size(int tiles) const {
+        int size = p_.own.tiles;
+        while (size * OwnSplits::kMax < tiles) size *= 2;
+        return size;
+    }
+    __device__ int own_splits_of(int tiles) const {
+        const int size = own_split_size(tiles);
+        return unsigned(tiles + size - 1) / unsigned(size);
+    }
+    __device__ int cost_of(int request) const {
+        const int tiles = tiles_of(request);
+        return tiles + (own_splits() ? own_splits_of(tiles) : 1) * p_.tile_cost;
+    }
+    // Moves `position` to behind the next split of a group that begins in this CTA group's range,
+    // and makes its item. Returns false if there is none.
+    __device__ bool next_own(WorkItem& item, int request, int group, int group_begin, int cost,
+                             int& position) const {
+        const int tiles = tiles_of(request), size = own_split_size(tiles),
+                  unit = size + p_.tile_cost;
+        const int splits = unsigned(tiles + size - 1) / unsigned(size),
+                  split = unsigned(position - group_begin + unit - 1) / unsigned(unit);
+        const int begin = group_begin + split * unit, end = shared_.end, share = shared_.share;
+        const bool ends = split + 1 >= splits;
+        position = ends ? group_begin + cost : begin + unit;
+        if (split < splits && begin >= end) position = end;
+        const int first_row = first_row_of(group);
+        if (split >= splits || begin >= end || first_row >= query_len(request) * p_.heads)
+            return false;
+        if (ptx::laneid() == 0) {
+            item.first_row = first_row;
+            item.tile_begin = split * size;
+            item.tile_end = min(item.tile_begin + size, tiles);
+            item.split = split;
+            item.splits = splits;
+            const int first = unsigned(group_begin) / unsigned(share),
+                      last = unsigned(group_begin + (splits - 1) * unit) / unsigned(share);
+            // If a split costs more than a range, no CTA group has two of them, and some may have
+            // none. Otherwise every one from the first to the last has one.
+            const bool single = unit > share;
+            item.first_cta_group = first;
+            item.sharers = single ? splits : last - first + 1;
+            item.share = single ? split : shared_.cta_group - first;
+            item.combiners = item.sharers - (group_begin + cost < shared_.total);
+            item.ends = ends || position >= end;
+        }
         return true;
     }
 

@@ -34,11 +34,12 @@ inline Variant variant_for(const Kind& k, const Limits& l, const Shape& s) {
 // Raises `bytes` to the size of a workspace that is enough for any batch of requests with this
 // number of rows, and for a cache of one tensor or two. A batch of few and short requests has
 // another instantiation than others, and a split cache may have one more. This loads all of them.
+// `longest` is the maximum length, which counts if `batch_invariant`.
 inline MlaStatus max_workspace(const Kind& k, const Limits& l, int rows, int rope_dim,
-                               size_t& bytes) {
-    for (const Shape& s : {Shape{rows, rope_dim, INT32_MAX, 1, false},
-                           Shape{rows, rope_dim, INT32_MAX, 1, true},
-                           Shape{rows, rope_dim, 1, 1, false}}) {
+                               size_t& bytes, bool batch_invariant = false, int64_t longest = 1) {
+    for (const Shape& s : {Shape{rows, rope_dim, INT32_MAX, longest, false, batch_invariant},
+                           Shape{rows, rope_dim, INT32_MAX, longest, true, batch_invariant},
+                           Shape{rows, rope_dim, 1, longest, false, batch_invariant}}) {
         Fit f;
         const MlaStatus status = variant_for(k, l, s).fit(l, s, f);
         if (status.code != MLA_OK) return status;

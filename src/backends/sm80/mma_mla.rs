@@ -48,7 +48,8 @@ portable_backend! {
     name = "MMA_MLA",
     kv = "f16,bf16,fp8",
     cache_dims = "(512,64)|(256,64)|(256,32)|(512,0)",
-    features = "deterministic,nan_propagation,strided_outputs,split_cache,non_causal"
+    features = "deterministic,batch_invariant,nan_propagation,strided_outputs,split_cache,\
+                non_causal"
 }
 
 portable_backend! {
@@ -59,5 +60,5 @@ portable_backend! {
     name = "MMA_MLA_SCALED",
     kv = "fp8_ds_mla,fp8_per_token",
     cache_dims = "(512,64)",
-    features = "deterministic,nan_propagation,strided_outputs,non_causal"
+    features = "deterministic,batch_invariant,nan_propagation,strided_outputs,non_causal"
 }

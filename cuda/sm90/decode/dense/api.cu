@@ -190,6 +190,7 @@ MlaStatus check_shape(const MlaDecodeParams& p) {
     if (is_e4m3(p) && (p.latent_dim != 512 || p.rope_dim != 64))
         return refuse("cache_format", p.cache_format,
                       "the format of q_dtype, since rows are not of 512 and 64 values");
+    if (p.batch_invariant) return refuse("batch_invariant", p.batch_invariant, "0");
     return ok();
 }
 
