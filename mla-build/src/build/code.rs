@@ -30,13 +30,11 @@ impl Plan {
             None => Launches::default(),
         };
         let declarations = kernels.declarations.as_ref().map(|file| root.join(file));
-        let layouts = match declarations.as_deref().or(bindings) {
-            Some(path) => {
-                let text = bounded::read_to_string(path).map_err(Error::file("read", path))?;
-                Layouts::of_bindings(&text)
-            }
-            None => Layouts::default(),
-        };
+        let mut layouts = Layouts::default();
+        if let Some(path) = declarations.as_deref().or(bindings) {
+            let text = bounded::read_to_string(path).map_err(Error::file("read", path))?;
+            layouts.add_bindings(&text);
+        }
         let work_folder = WorkFolder::open(&self.library.out_dir)?;
         let maps = self.write_path_maps(&work_folder)?;
         let mut files = Vec::new();

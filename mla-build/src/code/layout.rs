@@ -6,13 +6,46 @@ use std::collections::BTreeMap;
 
 use super::Field;
 
+/// The size, the alignment and the fields of a type. A number and a pointer have no fields.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) bytes: u32,
+    pub(crate) alignment: u32,
+    pub(crate) fields: Vec<Field>,
+}
+
+impl Layout {
+    fn of_scalar(bytes: u32) -> Self {
+        Self {
+            bytes,
+            alignment: bytes,
+            fields: Vec::new(),
+        }
+    }
+
+    /// Adds a field behind the others.
+    fn add(&mut self, (name, kind, count): (&str, &str, Option<u32>), of_kind: &Self) {
+        self.alignment = self.alignment.max(of_kind.alignment);
+        self.bytes = self.bytes.next_multiple_of(of_kind.alignment);
+        let fields = placed((name, kind, count), of_kind, self.bytes);
+        self.fields.extend(fields);
+        self.bytes += of_kind.bytes * count.unwrap_or(1);
+    }
+
+    /// The layout of a structure that has all of its fields, or `None` if it has none.
+    fn closed(mut self) -> Option<Self> {
+        self.bytes = self.bytes.next_multiple_of(self.alignment.max(1));
+        (self.bytes > 0).then_some(self)
+    }
+}
+
 /// The structures of a package's bindings, or of a source.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Layouts(BTreeMap<String, (u32, Vec<Field>)>);
+pub(crate) struct Layouts(BTreeMap<String, Layout>);
 
 impl Layouts {
-    pub(crate) fn of_bindings(text: &str) -> Self {
-        let mut layouts = BTreeMap::new();
+    /// Adds the structures of bindings. A structure may have fields of those before it.
+    pub(crate) fn add_bindings(&mut self, text: &str) {
         for (at, start) in text.match_indices("pub struct ") {
             let rest = &text[at + start.len()..];
             let Some((name, rest)) = rest.split_once(" {") else {
@@ -21,18 +54,39 @@ impl Layouts {
             let Some((body, _)) = rest.split_once('}') else {
                 continue;
             };
-            if let Some(layout) = layout(text, name.trim(), body) {
-                layouts.insert(name.trim().to_owned(), layout);
+            if let Some(layout) = self.of_binding(text, name.trim(), body) {
+                self.0.insert(name.trim().to_owned(), layout);
             }
         }
-        Self(layouts)
+    }
+
+    fn of_binding(&self, text: &str, name: &str, body: &str) -> Option<Layout> {
+        let lines = body
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("pub "));
+        let mut layout = Layout::default();
+        for line in lines {
+            let (field, kind) = line.trim_end_matches(',').split_once(": ")?;
+            let array = kind.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
+            let (kind, count) = match array.map(|it| it.split_once("; ")) {
+                Some(array) => {
+                    let (kind, count) = array?;
+                    (kind, Some(count.trim_end_matches("usize").parse().ok()?))
+                }
+                None => (kind, None),
+            };
+            let kind = if kind.starts_with('*') { POINTER } else { kind };
+            layout.add((field, kind, count), &self.of(kind)?);
+        }
+        let size = value(text, &format!("\"Size of {name}\""))?;
+        layout.closed().filter(|layout| layout.bytes == size)
     }
 
     /// Adds the structures of a CUDA source whose fields are numbers, pointers, structures that are
     /// there, and arrays of these. The names of the fields of inner structures and arrays say where
     /// they are: `sources[0].lists`.
     pub(crate) fn add_source(&mut self, text: &str) {
-        let text = without_comments(text);
+        let text = plain(text);
         for (at, start) in text.match_indices("struct ") {
             let Some((name, rest)) = text[at + start.len()..].split_once(" {") else {
                 continue;
@@ -47,8 +101,8 @@ impl Layouts {
         }
     }
 
-    fn of_body(&self, text: &str, body: &str) -> Option<(u32, Vec<Field>)> {
-        let (mut fields, mut end, mut alignment) = (Vec::new(), 0u32, 1);
+    fn of_body(&self, text: &str, body: &str) -> Option<Layout> {
+        let mut layout = Layout::default();
         for statement in body.split(';').map(str::trim) {
             if ["alignas", "__align__", "(*", ": "]
                 .iter()
@@ -61,51 +115,38 @@ impl Layouts {
                 continue;
             }
             for Declared { kind, name, count } in declared(text, statement)? {
-                let (bytes, inner) = match kind {
-                    POINTER => (8, Vec::new()),
-                    kind => self.of(kind)?,
-                };
-                let of_field = alignment_of(bytes, &inner);
-                alignment = alignment.max(of_field);
-                end = end.next_multiple_of(of_field);
-                for index in 0..count.unwrap_or(1) {
-                    let name = match count {
-                        Some(_) => format!("{name}[{index}]"),
-                        None => name.to_owned(),
-                    };
-                    fields.extend(placed(name, (kind, bytes), &inner, end));
-                    end += bytes;
-                }
+                layout.add((name, kind, count), &self.of(kind)?);
             }
         }
-        (end > 0).then(|| (end.next_multiple_of(alignment), fields))
+        layout.closed()
     }
 
-    /// Returns the size in bytes of a number or a structure, and the structure's fields.
-    pub(crate) fn of(&self, kind: &str) -> Option<(u32, Vec<Field>)> {
-        match number(kind) {
-            Some(bytes) => Some((bytes, Vec::new())),
-            None => self.0.get(kind).cloned(),
+    /// Returns the layout of a number, a pointer or a structure.
+    pub(crate) fn of(&self, kind: &str) -> Option<Layout> {
+        match kind {
+            "i8" | "u8" | "bool" => Some(Layout::of_scalar(1)),
+            "i16" | "u16" => Some(Layout::of_scalar(2)),
+            "i32" | "u32" | "f32" => Some(Layout::of_scalar(4)),
+            "i64" | "u64" | "f64" | "usize" | POINTER => Some(Layout::of_scalar(8)),
+            "CUtensorMap" => Some(Layout {
+                alignment: 64,
+                ..Layout::of_scalar(128)
+            }),
+            // A divisor of CUTLASS, with the numbers by which it multiplies and shifts instead.
+            "cutlass::FastDivmod" => {
+                let mut layout = Layout::default();
+                for (name, kind) in [
+                    ("divisor", "i32"),
+                    ("multiplier", "u32"),
+                    ("shift_right", "u32"),
+                ] {
+                    layout.add((name, kind, None), &Layout::of_scalar(4));
+                }
+                Some(layout)
+            }
+            kind => self.0.get(kind).cloned(),
         }
     }
-}
-
-/// Returns the layout of a structure whose fields are all numbers, pointers or arrays of them.
-fn layout(text: &str, name: &str, body: &str) -> Option<(u32, Vec<Field>)> {
-    let size = value(text, &format!("\"Size of {name}\""))?;
-    let lines = body
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("pub "));
-    let (mut fields, mut end, mut alignment) = (Vec::new(), 0u32, 1);
-    for line in lines {
-        let (field, kind) = line.trim_end_matches(',').split_once(": ")?;
-        let (kind, bytes, of_element) = sized(kind)?;
-        alignment = alignment.max(of_element);
-        end = end.next_multiple_of(of_element);
-        fields.extend(placed(field.to_owned(), (&kind, bytes), &[], end));
-        end += bytes;
-    }
-    (end.next_multiple_of(alignment) == size).then_some((size, fields))
 }
 
 /// Returns the number that bindgen compares behind a text.
@@ -114,32 +155,6 @@ fn value(text: &str, label: &str) -> Option<u32> {
     let statement = behind.split_once(';')?.0;
     let number = statement.rsplit_once("- ")?.1;
     number.trim_end_matches("usize]").parse().ok()
-}
-
-/// Returns a field's type as descriptions name it, its size in bytes, and that of an element of it.
-fn sized(kind: &str) -> Option<(String, u32, u32)> {
-    if kind.starts_with('*') {
-        return Some((POINTER.to_owned(), 8, 8));
-    }
-    if let Some(array) = kind.strip_prefix('[').and_then(|it| it.strip_suffix(']')) {
-        let (element, count) = array.split_once("; ")?;
-        let (_, bytes, of_element) = sized(element)?;
-        let count: u32 = count.trim_end_matches("usize").parse().ok()?;
-        return Some((kind.to_owned(), bytes * count, of_element));
-    }
-    let bytes = number(kind)?;
-    Some((kind.to_owned(), bytes, bytes))
-}
-
-fn number(kind: &str) -> Option<u32> {
-    match kind {
-        "i8" | "u8" | "bool" => Some(1),
-        "i16" | "u16" => Some(2),
-        "i32" | "u32" | "f32" => Some(4),
-        "i64" | "u64" | "f64" => Some(8),
-        "CUtensorMap" => Some(128),
-        _ => None,
-    }
 }
 
 /// The description of a pointer's type.
@@ -179,8 +194,12 @@ fn declared<'a>(text: &str, statement: &'a str) -> Option<Vec<Declared<'a>>> {
     )
 }
 
-/// The fields of one element at an offset: itself, or those of its structure.
-fn placed(name: String, (kind, bytes): (&str, u32), inner: &[Field], offset: u32) -> Vec<Field> {
+/// The fields of a field at an offset: itself, its elements, or those of its structure.
+fn placed(
+    (name, kind, count): (&str, &str, Option<u32>),
+    layout: &Layout,
+    offset: u32,
+) -> Vec<Field> {
     let field = |name, kind: &str, offset, bytes| Field {
         name,
         kind: kind.to_owned(),
@@ -188,17 +207,26 @@ fn placed(name: String, (kind, bytes): (&str, u32), inner: &[Field], offset: u32
         bytes,
         value: None,
     };
-    if inner.is_empty() {
-        return vec![field(name, kind, offset, bytes)];
-    }
-    let of_structure = |it: &Field| {
-        let name = format!("{name}.{}", it.name);
-        field(name, &it.kind, offset + it.offset, it.bytes)
+    let of_element = |index| {
+        let name = match count {
+            Some(_) => format!("{name}[{index}]"),
+            None => name.to_owned(),
+        };
+        let offset = offset + index * layout.bytes;
+        if layout.fields.is_empty() {
+            return vec![field(name, kind, offset, layout.bytes)];
+        }
+        let inner = layout.fields.iter();
+        let inner = inner.map(|it| {
+            let name = format!("{name}.{}", it.name);
+            field(name, &it.kind, offset + it.offset, it.bytes)
+        });
+        inner.collect()
     };
-    inner.iter().map(of_structure).collect()
+    (0..count.unwrap_or(1)).flat_map(of_element).collect()
 }
 
-/// Rust's name of a number's type in C, without its qualifiers; any other name as it is.
+/// Rust's name of a number's type in C, without its qualifiers; any other name without namespaces.
 fn number_of(kind: &str) -> &str {
     match kind.trim().trim_start_matches("const ").trim() {
         "int" | "int32_t" => "i32",
@@ -211,13 +239,9 @@ fn number_of(kind: &str) -> &str {
         "uint8_t" => "u8",
         "float" => "f32",
         "double" => "f64",
-        other => other,
+        divisor @ "cutlass::FastDivmod" => divisor,
+        other => other.rsplit("::").next().unwrap_or(other),
     }
-}
-
-/// A structure is aligned as its most aligned field.
-fn alignment_of(bytes: u32, inner: &[Field]) -> u32 {
-    inner.iter().map(|it| it.bytes).max().unwrap_or(bytes)
 }
 
 /// A number, or the value of a constant of the source.
@@ -229,8 +253,9 @@ fn constant(text: &str, name: &str) -> Option<u32> {
     behind.split_once(';')?.0.trim().parse().ok()
 }
 
-fn without_comments(text: &str) -> String {
-    let lines = text.lines();
+/// A source without comments and lines of the preprocessor.
+fn plain(text: &str) -> String {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
     let lines = lines.map(|line| line.split_once("//").map_or(line, |(code, _)| code));
     lines.collect::<Vec<_>>().join("\n")
 }
@@ -283,7 +308,7 @@ mod tests {
             struct Unknown { cudaStream_t stream; };";
         let mut layouts = Layouts::default();
         layouts.add_source(source);
-        let (bytes, fields) = layouts.of("Params").unwrap();
+        let Layout { bytes, fields, .. } = layouts.of("Params").unwrap();
         let fields: Vec<_> = fields
             .iter()
             .map(|f| (&*f.name, &*f.kind, f.offset))
@@ -309,5 +334,75 @@ mod tests {
         for name in ["Aligned", "Of", "Unknown", "int"] {
             assert_eq!(layouts.of(name), None, "{name}");
         }
+    }
+    // An array and a tensor map have more bytes than their alignment.
+    #[test]
+    fn a_structure_is_aligned_as_its_elements_are() {
+        let bindings = "
+            pub struct Inner {
+                pub strides: [i64; 3usize],
+                pub codes: [u8; 4usize],
+            }
+            const _: () = {
+                [\"Size of Inner\"][::core::mem::size_of::<Inner>() - 32usize];
+            };
+            pub struct Outer {
+                pub from: *const ::core::ffi::c_void,
+                pub inner: Inner,
+            }
+            const _: () = {
+                [\"Size of Outer\"][::core::mem::size_of::<Outer>() - 40usize];
+            };";
+        let source = "
+            struct Plan {
+                int first;
+                Outer outer;
+                int last;
+            #ifdef __CUDACC__
+                __device__ int at(int token) const { return token; }
+            #endif
+            };
+            struct Maps {
+                CUtensorMap keys;
+                int count;
+                cutlass::FastDivmod by[2];
+                CUtensorMap queries;
+            };";
+        let mut layouts = Layouts::default();
+        layouts.add_bindings(bindings);
+        layouts.add_source(&source.replace("            ", ""));
+        let offsets = |name| {
+            let layout = layouts.of(name).unwrap();
+            let fields = layout.fields.into_iter().map(|it| (it.name, it.offset));
+            (layout.bytes, fields.collect::<Vec<_>>())
+        };
+        let named = |fields: &[(&str, u32)]| -> Vec<_> {
+            let fields = fields.iter();
+            fields.map(|&(name, at)| (name.to_owned(), at)).collect()
+        };
+        let strides = |start: &str, at: u32| {
+            let strides = (0..3u32).map(|i| (format!("{start}strides[{i}]"), at + 8 * i));
+            let codes = (0..4u32).map(|i| (format!("{start}codes[{i}]"), at + 24 + i));
+            strides.chain(codes).collect::<Vec<_>>()
+        };
+        assert_eq!(offsets("Inner"), (32, strides("", 0)));
+        let plan = [
+            named(&[("first", 0), ("outer.from", 8)]),
+            strides("outer.inner.", 16),
+            named(&[("last", 48)]),
+        ];
+        assert_eq!(offsets("Plan"), (56, plan.concat()));
+        let maps = [
+            ("keys", 0),
+            ("count", 128),
+            ("by[0].divisor", 132),
+            ("by[0].multiplier", 136),
+            ("by[0].shift_right", 140),
+            ("by[1].divisor", 144),
+            ("by[1].multiplier", 148),
+            ("by[1].shift_right", 152),
+            ("queries", 192),
+        ];
+        assert_eq!(offsets("Maps"), (320, named(&maps)));
     }
 }

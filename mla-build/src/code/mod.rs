@@ -12,15 +12,15 @@ mod cubin;
 mod layout;
 mod row;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
 use serde::{Deserialize, Serialize};
 
 pub(crate) use cubin::entries;
-pub(crate) use layout::Layouts;
+pub(crate) use layout::{Layout, Layouts};
 pub(crate) use row::Launches;
 
-use crate::ptxas;
+use crate::{Error, bounded, ptxas};
 
 /// The file of descriptions beside the code.
 pub const FILE: &str = "code.json";
@@ -111,8 +111,10 @@ pub struct Field {
 /// The launch of a kernel.
 ///
 /// Expressions compute with whole numbers, parameters (`token_tiles`), fields (`p.tokens`) and
-/// choices. They have `+`, `-`, `*`, `/` rounding up, parentheses, `min(a, b)`, `max(a, b)`,
-/// `exp2(a)`, and `log2(a)`, which rounds up and is 0 for 0.
+/// choices. They have `+`, `-`, `*`, `/` rounding up, `//` rounding down, `%`, parentheses,
+/// `min(a, b)`, `max(a, b)`, `exp2(a)`, and `log2(a)`, which rounds up and is 0 for 0. Quotients and
+/// remainders by 0 are 0. The comparisons `<`, `<=` and `==` are 1 or 0 and bind least. `if(a, b,
+/// c)` is `b` unless `a` is 0, and `inverse(a)` the bits of the f32 1 / a, or 0 for 0.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
     /// The calls for which this launch is made.
@@ -123,6 +125,7 @@ pub struct Launch {
     /// CTAs on each axis, as expressions.
     pub grid: [String; 3],
     /// Threads on each axis.
+    #[serde(deserialize_with = "numbers")]
     pub block: [u32; 3],
     /// CTAs of a cluster on each axis, as expressions.
     #[serde(default = "one")]
@@ -134,7 +137,8 @@ pub struct Launch {
     /// kernel itself.
     #[serde(default)]
     pub dependent_launch: bool,
-    /// The fields that are tensor maps, which the host encodes.
+    /// The fields that are tensor maps, which the host encodes. The kernel does not read a map that
+    /// is not here.
     #[serde(default)]
     pub tensor_maps: Vec<TensorMap>,
 }
@@ -146,7 +150,10 @@ pub struct Launch {
 pub struct TensorMap {
     /// The field that holds it, of type `CUtensorMap`.
     pub field: String,
-    /// The type of an element: `bf16`, `f16`.
+    /// An expression that is 0 if the kernel does not read the map, which is then all zeros.
+    #[serde(default = "always")]
+    pub read: String,
+    /// The type of an element: `bf16`, `f16`, `f32`, `u8`.
     #[serde(rename = "type")]
     pub kind: String,
     /// The address of the tensor, as an expression.
@@ -155,10 +162,10 @@ pub struct TensorMap {
     pub extents: Vec<String>,
     /// Bytes between neighbours on each axis but the first, as expressions.
     pub strides: Vec<String>,
-    /// Elements of a box on each axis.
+    /// Elements of a box on each axis, as expressions.
     #[serde(rename = "box")]
-    pub box_extents: Vec<u32>,
-    /// Bytes of the swizzle.
+    pub box_extents: Vec<String>,
+    /// Bytes of the swizzle, or 0.
     pub swizzle: u32,
     /// Bytes of the promotion in L2.
     pub l2_promotion: u32,
@@ -172,6 +179,57 @@ fn one() -> [String; 3] {
 
 fn nothing() -> String {
     "0".to_owned()
+}
+
+/// Numbers, or their texts, which a row's substitutions leave.
+fn numbers<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<[u32; 3], D::Error> {
+    let values = <[serde_json::Value; 3]>::deserialize(deserializer)?;
+    let number = |value: &serde_json::Value| match value.as_str() {
+        Some(text) => text.parse().ok(),
+        None => value.as_u64().and_then(|it| u32::try_from(it).ok()),
+    };
+    match values.each_ref().map(number) {
+        [Some(x), Some(y), Some(z)] => Ok([x, y, z]),
+        _ => Err(serde::de::Error::custom("numbers of threads expected")),
+    }
+}
+
+fn always() -> String {
+    "1".to_owned()
+}
+
+/// Describes kernels by the package's file of launches alone, without cubins: their parameters have
+/// the sizes that the file says. A kernel that the file does not describe has no launch.
+///
+/// `declarations` is the file of the package's bindings. It and the sources of kernels are relative
+/// to `root`. A kernel is named by its source, its target and its mangled name.
+///
+/// # Errors
+///
+/// If a file cannot be read, or if the description of a kernel is wrong.
+pub fn describe(
+    root: &Path,
+    [launches, declarations]: [&Path; 2],
+    kernels: &[[&str; 3]],
+) -> Result<Vec<Kernel>, Error> {
+    let launches = Launches::load(root, launches)?;
+    let path = root.join(declarations);
+    let mut layouts = Layouts::default();
+    layouts.add_bindings(&bounded::read_to_string(&path).map_err(Error::file("read", &path))?);
+    let described = kernels.iter().map(|&[source, target, entry]| {
+        let mut kernel = Kernel {
+            entry: entry.to_owned(),
+            name: ptxas::demangled(entry),
+            static_shared: 0,
+            max_threads: u32::MAX,
+            parameters: Vec::new(),
+            launch: None,
+        };
+        launches.place(&mut kernel, source, &layouts)?;
+        launches.describe(&mut kernel, [source, target], &layouts)?;
+        Ok(kernel)
+    });
+    described.collect()
 }
 
 /// The kernels of a cubin, without launches.

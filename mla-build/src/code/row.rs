@@ -9,7 +9,7 @@ use globset::Glob;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Field, Kernel, Launch, Layouts, Parameter};
+use super::{Field, Kernel, Launch, Layout, Layouts, Parameter};
 use crate::{Error, bounded};
 
 /// A row, for one kernel after the substitutions of `each`.
@@ -21,10 +21,13 @@ struct Row {
     source: String,
     /// Its parameters, such as `p: MlaLseParams` and `tiles: u32 = p.tokens / 32`.
     parameters: Vec<String>,
-    /// The files of structures that no header declares; a file may use the structures of those
-    /// before it.
+    /// The files of structures that the package's bindings lack: CUDA sources, or bindings, whose
+    /// names end in `.rs`. A file may use the structures of those before it.
     #[serde(default)]
     structures: Vec<PathBuf>,
+    /// The tensor maps that this kernel does not read.
+    #[serde(default)]
+    unused: BTreeSet<String>,
     /// Expressions of fields by their names, `p.units`. The others are the caller's own.
     #[serde(default)]
     fields: BTreeMap<String, String>,
@@ -73,15 +76,10 @@ impl Launches {
         [source, target]: [&str; 2],
         bindings: &Layouts,
     ) -> Result<(), Error> {
-        let mut of_source = self.rows.iter().filter(|row| row.source == source);
-        let Some(row) = of_source.find(|row| row.is_of(kernel)) else {
+        let Some(row) = self.row_of(source, &kernel.name) else {
             return Ok(());
         };
-        let mut layouts = bindings.clone();
-        for file in &row.structures {
-            layouts.add_source(&self.structures[file]);
-        }
-        row.describe(kernel, &layouts)?;
+        row.describe(kernel, &self.layouts_of(row, bindings))?;
         let digits = target.trim_start_matches(|c: char| !c.is_ascii_digit());
         let digits = digits.trim_end_matches(|c: char| !c.is_ascii_digit());
         if let Some(launch) = &mut kernel.launch {
@@ -90,12 +88,55 @@ impl Launches {
         Ok(())
     }
 
+    /// Adds the parameters of a kernel that has none, as its row has them and one behind the other.
+    pub(crate) fn place(
+        &self,
+        kernel: &mut Kernel,
+        source: &str,
+        bindings: &Layouts,
+    ) -> Result<(), Error> {
+        let Some(row) = self.row_of(source, &kernel.name) else {
+            return Ok(());
+        };
+        let layouts = self.layouts_of(row, bindings);
+        let mut end = 0u32;
+        for text in &row.parameters {
+            let (name, kind, _) = parts(text);
+            let layout = row.layout(&layouts, &kernel.name, name, kind)?;
+            let offset = end.next_multiple_of(layout.alignment);
+            end = offset + layout.bytes;
+            kernel.parameters.push(Parameter {
+                offset,
+                bytes: layout.bytes,
+                ..Parameter::default()
+            });
+        }
+        Ok(())
+    }
+
+    fn row_of(&self, source: &str, kernel: &str) -> Option<&Row> {
+        let mut of_source = self.rows.iter().filter(|row| row.source == source);
+        of_source.find(|row| row.is_of(kernel))
+    }
+
+    fn layouts_of(&self, row: &Row, bindings: &Layouts) -> Layouts {
+        let mut layouts = bindings.clone();
+        for file in &row.structures {
+            let text = &self.structures[file];
+            match file.extension() {
+                Some(it) if it == "rs" => layouts.add_bindings(text),
+                _ => layouts.add_source(text),
+            }
+        }
+        layouts
+    }
+
     /// The row of a source that is compiled whose kernel is none.
     pub(crate) fn unused(&self, code: &super::Code) -> Option<&str> {
         let row = self.rows.iter().find(|row| {
             let files = code.files.iter().filter(|file| file.source == row.source);
             let mut kernels = files.clone().flat_map(|file| &file.kernels);
-            files.count() > 0 && !kernels.any(|kernel| row.is_of(kernel))
+            files.count() > 0 && !kernels.any(|kernel| row.is_of(&kernel.name))
         });
         row.map(|row| row.kernel.as_str())
     }
@@ -137,20 +178,26 @@ fn substituted(value: &Value, choice: &Value) -> Value {
 }
 
 impl Row {
-    fn is_of(&self, kernel: &Kernel) -> bool {
+    fn is_of(&self, kernel: &str) -> bool {
         let glob = Glob::new(&self.kernel);
-        glob.is_ok_and(|glob| glob.compile_matcher().is_match(&kernel.name))
+        glob.is_ok_and(|glob| glob.compile_matcher().is_match(kernel))
+    }
+
+    fn refused(&self, field: &str, of: &str, given: &dyn ToString, accepted: &str) -> Error {
+        let field = format!("{field} of {of}");
+        refused(&self.kernel, &field, &given.to_string(), accepted)
+    }
+
+    fn layout(&self, all: &Layouts, of: &str, name: &str, kind: &str) -> Result<Layout, Error> {
+        let accepted = "a number's type, or a structure of the bindings or of `structures`";
+        let layout = all.of(kind);
+        layout.ok_or_else(|| self.refused(name, of, &kind, accepted))
     }
 
     fn describe(&self, kernel: &mut Kernel, layouts: &Layouts) -> Result<(), Error> {
         let name = kernel.name.clone();
         let refuse = |field: &str, given: &dyn ToString, accepted: String| {
-            refused(
-                &self.kernel,
-                &format!("{field} of {name}"),
-                &given.to_string(),
-                &accepted,
-            )
+            self.refused(field, &name, given, &accepted)
         };
         let (given, accepted) = (self.parameters.len(), kernel.parameters.len());
         if given != accepted {
@@ -158,20 +205,13 @@ impl Row {
         }
         let mut given = 0;
         for (text, parameter) in self.parameters.iter().zip(&mut kernel.parameters) {
-            let (name, rest) = text.split_once(':').unwrap_or((text, ""));
-            let (kind, value) = match rest.split_once('=') {
-                Some((kind, value)) => (kind.trim(), Some(value.trim().to_owned())),
-                None => (rest.trim(), None),
-            };
-            let accepted = "a number's type, or a structure of the bindings or of `structures`";
-            let layout = layouts.of(kind);
-            let (bytes, mut fields) =
-                layout.ok_or_else(|| refuse(name, &kind, accepted.to_owned()))?;
+            let (own_name, kind, value) = parts(text);
+            let layout = self.layout(layouts, &name, own_name, kind)?;
+            let (bytes, mut fields, name) = (layout.bytes, layout.fields, own_name);
             if bytes != parameter.bytes {
                 let accepted = format!("{}, as the machine code has them", parameter.bytes);
                 return Err(refuse(&format!("bytes of {name}"), &bytes, accepted));
             }
-            let name = name.trim();
             for field in &mut fields {
                 let Field {
                     name: own, value, ..
@@ -182,7 +222,7 @@ impl Row {
             *parameter = Parameter {
                 name: Some(name.to_owned()),
                 kind: Some(kind.to_owned()),
-                value,
+                value: value.map(str::to_owned),
                 fields,
                 ..*parameter
             };
@@ -191,9 +231,10 @@ impl Row {
             let accepted = format!("those of its parameters, which has {given} of them");
             return Err(refuse("fields", &self.fields.len(), accepted));
         }
-        let own = self.launch.tensor_maps.iter().map(|map| map.field.as_str());
+        let own = self.launch.tensor_maps.iter().map(|map| map.field.clone());
+        let own = own.chain(self.unused.iter().cloned());
         let all = kernel.parameters.iter().flat_map(tensor_maps);
-        let [own, all]: [BTreeSet<String>; 2] = [own.map(str::to_owned).collect(), all.collect()];
+        let [own, all]: [BTreeSet<String>; 2] = [own.collect(), all.collect()];
         if own != all {
             let [own, all] = [own, all].map(|names| Vec::from_iter(names).join(", "));
             return Err(refuse("tensor_maps", &own, all));
@@ -206,6 +247,16 @@ impl Row {
         kernel.launch = Some(self.launch.clone());
         Ok(())
     }
+}
+
+/// The name, the type and the expression of a parameter: `tiles: u32 = p.tokens / 32`.
+fn parts(text: &str) -> (&str, &str, Option<&str>) {
+    let (name, rest) = text.split_once(':').unwrap_or((text, ""));
+    let (kind, value) = match rest.split_once('=') {
+        Some((kind, value)) => (kind, Some(value.trim())),
+        None => (rest, None),
+    };
+    (name.trim(), kind.trim(), value)
 }
 
 /// The names of the fields that are tensor maps.
@@ -279,7 +330,8 @@ mod tests {
             structures: [("a.cu".into(), source.into())].into(),
         };
         let mut kernel = kernel();
-        let bindings = Layouts::of_bindings(BINDINGS);
+        let mut bindings = Layouts::default();
+        bindings.add_bindings(BINDINGS);
         let described = launches.describe(&mut kernel, ["a.cu", target], &bindings);
         described
             .map(|()| kernel)
@@ -332,32 +384,34 @@ mod tests {
         let map = |field: &str| {
             serde_json::json!({
                 "field": field, "type": "bf16", "address": "p.cache", "extents": ["64", "n"],
-                "strides": ["128"], "box": [64, 8], "swizzle": 128, "l2_promotion": 128,
+                "strides": ["128"], "box": ["64", "8"], "swizzle": 128, "l2_promotion": 128,
                 "fill": "nan",
             })
         };
-        let row = |maps: &[Value]| {
+        let row = |maps: &[Value], unused: &[&str]| {
             serde_json::json!({
                 "kernel": "*k<true>*", "source": "a.cu", "parameters": ["p: Plan", "maps: Maps"],
-                "structures": ["a.cu"],
+                "structures": ["a.cu"], "unused": unused,
                 "launch": { "when": "always", "grid": ["1", "1", "1"], "block": [1, 1, 1],
                             "tensor_maps": maps },
             })
         };
         let source = "struct Plan { int64_t cache; int64_t n; };
             struct Maps { CUtensorMap rows, weights; };";
-        let describe = |maps: &[Value]| {
+        let describe = |maps: &[Value], unused: &[&str]| {
             let mut kernel = kernel();
             kernel.parameters[1].bytes = 256;
             let launches = Launches {
-                rows: vec![serde_json::from_value(row(maps)).unwrap()],
+                rows: vec![serde_json::from_value(row(maps, unused)).unwrap()],
                 structures: [("a.cu".into(), source.into())].into(),
             };
             let described = launches.describe(&mut kernel, ["a.cu", "sm_90a"], &Layouts::default());
             described.map_err(|error| error.to_string())
         };
-        assert_eq!(describe(&[map("maps.rows"), map("maps.weights")]), Ok(()));
-        let error = describe(&[map("maps.rows")]).unwrap_err();
+        let both = [map("maps.rows"), map("maps.weights")];
+        assert_eq!(describe(&both, &[]), Ok(()));
+        assert_eq!(describe(&both[..1], &["maps.weights"]), Ok(()));
+        let error = describe(&both[..1], &[]).unwrap_err();
         assert!(
             error.contains("given \"maps.rows\", accepted maps.rows, maps.weights"),
             "{error}"
