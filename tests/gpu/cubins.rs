@@ -1,10 +1,8 @@
 //! A launcher that knows only a kernel's cubin and its row of `code.json`. It links none of the
-//! kernel's code, contains no offset of a parameter, and computes a launch from the row's
-//! expressions.
+//! kernel's code, and works a launch out of the row (`launcher`).
 //!
 //! `cargo xtask cubins` makes the folder, which `MLA_CUBINS` names.
 
-use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
 
@@ -13,275 +11,66 @@ use cudarc::driver::{result, sys};
 use half::bf16;
 use mla_kernels::Cuda;
 use mla_runtime::tensor::Memory;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::common::{download, gpu, upload};
 
-/// The numbers of a call by name, such as `p.tokens`.
-type Numbers = BTreeMap<String, i64>;
+#[cfg(any(feature = "sm80", feature = "sm90"))]
+mod decode;
+#[cfg(feature = "sm90")]
+mod indexer;
+#[path = "../launcher/mod.rs"]
+mod launcher;
+#[cfg(any(feature = "sm80", feature = "sm90"))]
+mod prefill;
 
-/// An expression of whole numbers, as `mla_build::code::Launch` says what is in one.
-struct Expression<'a> {
-    rest: &'a str,
-    numbers: &'a Numbers,
-}
+use launcher::{Numbers, TensorMap, launch, numbers};
 
-impl<'a> Expression<'a> {
-    fn value(text: &'a str, numbers: &'a Numbers) -> i64 {
-        let mut expression = Self {
-            rest: text,
-            numbers,
-        };
-        let value = expression.sum();
-        assert_eq!(expression.rest.trim(), "", "{text}");
-        value
-    }
-
-    fn take(&mut self, marks: &[char]) -> Option<char> {
-        let rest = self.rest.trim_start();
-        let mark = rest.chars().next().filter(|mark| marks.contains(mark))?;
-        self.rest = &rest[1..];
-        Some(mark)
-    }
-
-    fn sum(&mut self) -> i64 {
-        let mut value = self.product();
-        while let Some(mark) = self.take(&['+', '-']) {
-            let other = self.product();
-            value = if mark == '+' {
-                value + other
-            } else {
-                value - other
-            };
-        }
-        value
-    }
-
-    fn product(&mut self) -> i64 {
-        let mut value = self.factor();
-        while let Some(mark) = self.take(&['*', '/']) {
-            let other = self.factor();
-            value = match mark {
-                '*' => value * other,
-                _ => (value + other - 1) / other,
-            };
-        }
-        value
-    }
-
-    fn factor(&mut self) -> i64 {
-        if self.take(&['(']).is_some() {
-            let value = self.sum();
-            assert_eq!(self.take(&[')']), Some(')'), "{}", self.rest);
-            return value;
-        }
-        let rest = self.rest.trim_start();
-        let is_part = |c: char| c.is_ascii_alphanumeric() || "._[]".contains(c);
-        let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
-        let (name, behind) = rest.split_at(end);
-        self.rest = behind;
-        if self.take(&['(']).is_some() {
-            let mut values = vec![self.sum()];
-            while self.take(&[',']).is_some() {
-                values.push(self.sum());
-            }
-            assert_eq!(self.take(&[')']), Some(')'), "{}", self.rest);
-            return match (name, &values[..]) {
-                ("min", &[a, b]) => a.min(b),
-                ("max", &[a, b]) => a.max(b),
-                ("exp2", &[a]) => 1 << a,
-                ("log2", &[a]) => (0..).find(|&n| 1 << n >= a).unwrap(),
-                _ => panic!("no function of {} numbers is called {name:?}", values.len()),
-            };
-        }
-        let number = name
-            .parse()
-            .ok()
-            .or_else(|| self.numbers.get(name).copied());
-        number.unwrap_or_else(|| panic!("no number is called {name:?}"))
-    }
-}
-
-/// A launch that is ready for the driver.
-#[derive(Debug, PartialEq, Eq)]
-struct Launch {
-    /// The bytes of each parameter.
-    parameters: Vec<Vec<u8>>,
-    grid: [u32; 3],
-    block: [u32; 3],
-    cluster: [u32; 3],
-    shared: u32,
-    dependent: bool,
-    maps: Vec<TensorMap>,
-}
-
-/// A tensor map, ready to be encoded into its place in a parameter.
-#[derive(Debug, PartialEq, Eq)]
-struct TensorMap {
-    parameter: usize,
-    offset: usize,
-    kind: String,
-    address: i64,
-    extents: Vec<u64>,
-    strides: Vec<u64>,
-    boxes: Vec<u32>,
-    /// The swizzle, the promotion in L2 and the value outside.
-    modes: [Value; 3],
-}
-
-impl TensorMap {
-    fn encode(&self) -> sys::CUtensorMap {
-        use sys::CUtensorMapDataType_enum as Type;
-        use sys::CUtensorMapFloatOOBfill_enum as Fill;
-        let kind = match self.kind.as_str() {
-            "bf16" => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            "f16" => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-            other => panic!("no type is called {other:?}"),
-        };
-        assert_eq!(self.modes, [json!(128), json!(128), json!("nan")]);
-        let mut map = sys::CUtensorMap { opaque: [0; 16] };
-        let steps = vec![1u32; self.boxes.len()];
-        // SAFETY: the arrays have an element for each of the axes, that of strides one less. The
-        // tensor is not read here.
-        let encoded = unsafe {
-            sys::cuTensorMapEncodeTiled(
-                &mut map,
-                kind,
-                self.boxes.len() as u32,
-                self.address as *mut c_void,
-                self.extents.as_ptr(),
-                self.strides.as_ptr(),
-                self.boxes.as_ptr(),
-                steps.as_ptr(),
-                sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B,
-                sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                Fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA,
-            )
-        };
-        encoded.result().unwrap();
-        map
-    }
-}
-
-fn number(value: &Value) -> usize {
-    usize::try_from(value.as_u64().unwrap()).unwrap()
-}
-
-/// Writes a number at the row's offset, with the row's size in bytes.
-fn put(bytes: &mut [u8], field: &Value, value: i64) {
-    let size = number(&field["bytes"]);
-    let value = value.to_le_bytes();
-    bytes[..size].copy_from_slice(&value[..size]);
-}
-
-fn launch(kernel: &Value, given: &Numbers) -> Launch {
-    let row = &kernel["launch"];
-    let mut numbers = given.clone();
-    let mut names: Vec<String> = match &row["choices"] {
-        Value::Object(choices) => choices.keys().cloned().collect(),
-        _ => Vec::new(),
+fn encode(map: &TensorMap) -> sys::CUtensorMap {
+    use sys::CUtensorMapDataType_enum as Type;
+    use sys::CUtensorMapFloatOOBfill_enum as Fill;
+    let kind = match map.kind.as_str() {
+        "bf16" => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        "f16" => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        "f32" => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        "u8" => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        other => panic!("no type is called {other:?}"),
     };
-    let mut parameters = Vec::new();
-    let mut map_places = BTreeMap::new();
-    for parameter in kernel["parameters"].as_array().unwrap() {
-        let name = parameter["name"].as_str().unwrap();
-        let mut bytes = vec![0; number(&parameter["bytes"])];
-        // A number on its own is the one field of its parameter.
-        let own = [parameter.clone()];
-        let fields = parameter["fields"].as_array();
-        for field in fields.map_or(&own[..], |fields| fields) {
-            let (name, offset) = match fields {
-                Some(_) => (
-                    format!("{name}.{}", field["name"].as_str().unwrap()),
-                    number(&field["offset"]),
-                ),
-                None => (name.to_owned(), 0),
-            };
-            if field["type"] == "CUtensorMap" {
-                map_places.insert(name, (parameters.len(), offset));
-                continue;
-            }
-            if let Some(value) = field["value"].as_str() {
-                numbers.insert(name.clone(), Expression::value(value, &numbers));
-            }
-            // A field that the caller does not name is 0: a null pointer, or a part that is absent.
-            let value = *numbers.entry(name.clone()).or_default();
-            put(&mut bytes[offset..], field, value);
-            names.push(name);
-        }
-        parameters.push(bytes);
-    }
-    for name in given.keys() {
-        assert!(names.contains(name), "the kernel has no {name}");
-    }
-    let value = |text: &Value| Expression::value(text.as_str().unwrap(), &numbers);
-    let axes = |axis: &dyn Fn(usize) -> i64| [0, 1, 2].map(|at| u32::try_from(axis(at)).unwrap());
-    let maps = row["tensor_maps"].as_array().unwrap().iter().map(|map| {
-        let (parameter, offset) = map_places[map["field"].as_str().unwrap()];
-        let all = |name: &str| {
-            let values = map[name].as_array().unwrap().iter().map(value);
-            values.map(|it| u64::try_from(it).unwrap()).collect()
-        };
-        let boxes = map["box"].as_array().unwrap().iter();
-        TensorMap {
-            parameter,
-            offset,
-            kind: map["type"].as_str().unwrap().to_owned(),
-            address: value(&map["address"]),
-            extents: all("extents"),
-            strides: all("strides"),
-            boxes: boxes.map(|it| number(it) as u32).collect(),
-            modes: ["swizzle", "l2_promotion", "fill"].map(|name| map[name].clone()),
-        }
-    });
-    let maps = maps.collect();
-    Launch {
-        maps,
-        parameters,
-        grid: axes(&|at| value(&row["grid"][at])),
-        block: axes(&|at| row["block"][at].as_i64().unwrap()),
-        cluster: axes(&|at| value(&row["cluster"][at])),
-        shared: u32::try_from(value(&row["dynamic_shared"])).unwrap(),
-        dependent: row["dependent_launch"].as_bool().unwrap(),
-    }
-}
-
-fn numbers<const N: usize>(given: [(&str, i64); N]) -> Numbers {
-    given.map(|(name, value)| (name.to_owned(), value)).into()
-}
-
-#[test]
-fn a_launch_is_worked_out_of_a_row() {
-    let kernel = json!({
-        "parameters": [
-            { "name": "p", "offset": 0, "bytes": 16, "fields": [
-                { "name": "from", "type": "pointer", "offset": 0, "bytes": 8 },
-                { "name": "tokens", "type": "i32", "offset": 8, "bytes": 4 },
-            ]},
-            { "name": "tiles", "type": "u32", "offset": 16, "bytes": 4, "value": "p.tokens / 32" },
-        ],
-        "launch": {
-            "choices": { "splits": "CTAs of a cluster" },
-            "grid": ["2 * (tiles + 1) - tiles * 1", "log2(p.tokens) + exp2(log2(0))", "1"],
-            "block": [32, 8, 1], "cluster": ["min(splits, max(2, tiles))", "1", "1"],
-            "dynamic_shared": "p.tokens * 4", "dependent_launch": true, "tensor_maps": [],
-        },
-    });
-    let given = numbers([("p.from", 0x0102), ("p.tokens", 65), ("splits", 8)]);
-    let expected = Launch {
-        parameters: vec![
-            vec![2, 1, 0, 0, 0, 0, 0, 0, 65, 0, 0, 0, 0, 0, 0, 0],
-            vec![3, 0, 0, 0],
-        ],
-        grid: [5, 8, 1],
-        block: [32, 8, 1],
-        cluster: [3, 1, 1],
-        shared: 260,
-        dependent: true,
-        maps: Vec::new(),
+    let [swizzle, promotion, fill] = &map.modes;
+    assert_eq!(promotion, 128);
+    let swizzle = match swizzle.as_u64() {
+        Some(0) => sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_NONE,
+        Some(64) => sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_64B,
+        Some(128) => sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B,
+        _ => panic!("no swizzle has {swizzle} bytes"),
     };
-    assert_eq!(launch(&kernel, &given), expected);
+    let fill = match fill.as_str() {
+        Some("zero") => Fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        Some("nan") => Fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA,
+        _ => panic!("no value outside is called {fill}"),
+    };
+    let mut encoded = sys::CUtensorMap { opaque: [0; 16] };
+    let steps = vec![1u32; map.boxes.len()];
+    // SAFETY: the arrays have an element for each of the axes, that of strides one less. The
+    // tensor is not read here.
+    let result = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &mut encoded,
+            kind,
+            map.boxes.len() as u32,
+            map.address as *mut c_void,
+            map.extents.as_ptr(),
+            map.strides.as_ptr(),
+            map.boxes.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle,
+            sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            fill,
+        )
+    };
+    result.result().unwrap();
+    encoded
 }
 
 /// Returns the folder of cubins, and its description.
@@ -327,7 +116,7 @@ fn run(
     let entry = CString::new(kernel["entry"].as_str().unwrap()).unwrap();
     for map in &launch.maps {
         let own = &mut launch.parameters[map.parameter][map.offset..];
-        own[..128].copy_from_slice(bytemuck::cast_slice(&map.encode().opaque));
+        own[..128].copy_from_slice(bytemuck::cast_slice(&encode(map).opaque));
     }
     let mut parameters: Vec<*mut c_void> = launch
         .parameters
@@ -457,6 +246,24 @@ fn kernels_run_by_their_description_alone() {
 }
 
 type Buffer = <Cuda as Memory>::Buffer;
+
+/// Numbers of this GPU that launches depend on: SMs, bytes of L2, and maximum bytes of shared
+/// memory of a CTA and of an SM.
+#[cfg(any(feature = "sm80", feature = "sm90"))]
+fn device(gpu: &Cuda) -> [i64; 4] {
+    use sys::CUdevice_attribute_enum as Attribute;
+    let context = gpu.stream().context();
+    [
+        Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE,
+        Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+        Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+    ]
+    .map(|it| context.attribute(it).unwrap().into())
+}
+
+const LATENT: usize = 512;
+const ROPE: usize = 64;
 
 /// A bf16 tensor of small numbers whose products add up exactly, and its values.
 fn small(gpu: &Cuda, elements: usize, seed: usize) -> (Buffer, Vec<f64>) {
@@ -615,8 +422,6 @@ fn a_gemm_that_is_launched_as_a_dependent_runs_by_its_description_alone() {
 #[ignore = "needs a Hopper GPU and `cargo xtask cubins`: \
             cargo test -r --features sm90 --test gpu -- --ignored cubins"]
 fn a_decode_in_clusters_runs_by_its_description_alone() {
-    const LATENT: usize = 512;
-    const ROPE: usize = 64;
     const ROW: usize = LATENT + ROPE;
     let gpu = &*gpu();
     let manifest = manifest();
@@ -712,8 +517,6 @@ fn a_decode_in_clusters_runs_by_its_description_alone() {
 #[ignore = "needs a Hopper GPU and `cargo xtask cubins`: \
             cargo test -r --features sm90 --test gpu -- --ignored cubins"]
 fn an_expansion_by_tensor_maps_runs_by_its_description_alone() {
-    const LATENT: usize = 512;
-    const ROPE: usize = 64;
     const ROW: usize = LATENT + ROPE;
     let gpu = &*gpu();
     let (page_size, pages, columns) = (64usize, 5usize, 256usize);

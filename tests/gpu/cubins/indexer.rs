@@ -1,0 +1,260 @@
+//! The indexer's kernels by their descriptions, beside the library's launches of the same problems.
+
+use mla_kernels::Cuda;
+use mla_kernels::raw::{
+    self, MlaIndexKeysParams, MlaIndexLogitsParams, MlaIndexQueriesParams, MlaIndexRotary,
+    MlaStatus, MlaTopkParams,
+};
+use mla_runtime::tensor::Memory as _;
+
+use super::{Buffer, at, device, download, gpu, manifest, numbers, run, small, upload};
+
+const REQUESTS: usize = 5;
+const HEADS: usize = 32;
+const WIDTH: usize = 128;
+const PAGE_SIZE: usize = 64;
+const PAGES: usize = 40;
+const MAX_PAGES: usize = 8;
+const COLUMNS: usize = MAX_PAGES * PAGE_SIZE;
+const TOPK: usize = 64;
+/// Bytes of a page: values, and then scales.
+const PAGE_BYTES: usize = PAGE_SIZE * (WIDTH + 4);
+
+/// Two buffers: one for the launch by the description, and one for the library's.
+fn pair(gpu: &Cuda, bytes: usize, byte: u8) -> [Buffer; 2] {
+    [(); 2].map(|()| upload(gpu, &vec![byte; bytes]).unwrap())
+}
+
+/// Checks the library's status, and then that both have written the same bytes.
+fn agree(gpu: &Cuda, name: &'static str, status: MlaStatus, written: &[&[Buffer; 2]]) {
+    // SAFETY: the status is the library's own.
+    unsafe { raw::check(name, status) }.unwrap();
+    gpu.synchronize().unwrap();
+    for [own, other] in written {
+        let [own, other] = [own, other].map(|it| download(gpu, it).unwrap());
+        assert!(
+            own.windows(2).any(|it| it[0] != it[1]),
+            "{name}: nothing written"
+        );
+        assert!(own == other, "{name}");
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU and `cargo xtask cubins`: \
+            cargo test -r --features sm90 --test gpu -- --ignored cubins"]
+fn the_indexer_has_the_librarys_bits_by_its_description_alone() {
+    let gpu = &*gpu();
+    let manifest = manifest();
+    let upload = |bytes: &[u8]| upload(gpu, bytes).unwrap();
+    let none = MlaIndexRotary {
+        positions: std::ptr::null(),
+        cos: std::ptr::null(),
+        sin: std::ptr::null(),
+        table_stride: 0,
+        positions_len: 0,
+        style: 0,
+    };
+
+    // A key for each slot of the cache.
+    let slots = PAGES * PAGE_SIZE;
+    let (keys, _) = small(gpu, slots * WIDTH, 1);
+    let (norm, _) = small(gpu, WIDTH, 3);
+    let (bias, _) = small(gpu, WIDTH, 4);
+    let places = upload(bytemuck::cast_slice(&(0..slots as i64).collect::<Vec<_>>()));
+    let caches = pair(gpu, PAGES * PAGE_BYTES, 0xff);
+    let given = numbers([
+        ("p.keys", at(&keys)),
+        ("p.norm_weight", at(&norm)),
+        ("p.norm_bias", at(&bias)),
+        ("p.slots", at(&places)),
+        ("p.cache", at(&caches[0])),
+        ("p.key_stride", WIDTH as i64),
+        ("p.page_stride", PAGE_BYTES as i64),
+        ("p.pages", PAGES as i64),
+        ("p.tokens", slots as i64),
+        ("p.page_size", PAGE_SIZE as i64),
+        ("p.width", WIDTH as i64),
+        ("p.hadamard", 1),
+        ("p.epsilon", 1e-6f32.to_bits().into()),
+    ]);
+    let quantise = "cuda/sm90/indexer/quantise/api.cu";
+    run(gpu, &manifest, [quantise, "index keys"], &given);
+    let params = MlaIndexKeysParams {
+        keys: at(&keys) as *const _,
+        norm_weight: at(&norm) as *const _,
+        norm_bias: at(&bias) as *const _,
+        slots: at(&places) as *const _,
+        cache: at(&caches[1]) as *mut _,
+        rotary: none,
+        key_stride: WIDTH as i64,
+        page_stride: PAGE_BYTES as i64,
+        pages: PAGES as i64,
+        tokens: slots as i32,
+        page_size: PAGE_SIZE as i32,
+        width: WIDTH as i32,
+        keys_dtype: 0,
+        norm_weight_dtype: 0,
+        norm_bias_dtype: 0,
+        hadamard: 1,
+        epsilon: 1e-6,
+    };
+    // SAFETY: the arguments are those of memory that lives until the end, here and below.
+    let status = unsafe { raw::mla_index_keys_sm90(&params, gpu.raw_stream()) };
+    agree(gpu, "index keys", status, &[&caches]);
+
+    let (queries, _) = small(gpu, REQUESTS * HEADS * WIDTH, 5);
+    let (head_weights, _) = small(gpu, REQUESTS * HEADS, 6);
+    let values = pair(gpu, REQUESTS * HEADS * WIDTH, 0xff);
+    let weights = pair(gpu, REQUESTS * HEADS * 4, 0xff);
+    let given = numbers([
+        ("p.queries", at(&queries)),
+        ("p.head_weights", at(&head_weights)),
+        ("p.values", at(&values[0])),
+        ("p.weights", at(&weights[0])),
+        ("p.query_token_stride", (HEADS * WIDTH) as i64),
+        ("p.query_head_stride", WIDTH as i64),
+        ("p.head_weight_stride", HEADS as i64),
+        ("p.tokens", REQUESTS as i64),
+        ("p.heads", HEADS as i64),
+        ("p.width", WIDTH as i64),
+        ("p.weight_scale", 0.5f32.to_bits().into()),
+    ]);
+    run(gpu, &manifest, [quantise, "index queries"], &given);
+    let params = MlaIndexQueriesParams {
+        queries: at(&queries) as *const _,
+        head_weights: at(&head_weights) as *const _,
+        values: at(&values[1]) as *mut _,
+        weights: at(&weights[1]) as *mut _,
+        rotary: none,
+        query_token_stride: (HEADS * WIDTH) as i64,
+        query_head_stride: WIDTH as i64,
+        head_weight_stride: HEADS as i64,
+        tokens: REQUESTS as i32,
+        heads: HEADS as i32,
+        width: WIDTH as i32,
+        queries_dtype: 0,
+        head_weights_dtype: 0,
+        hadamard: 0,
+        weight_scale: 0.5,
+    };
+    // SAFETY: as above.
+    let status = unsafe { raw::mla_index_queries_sm90(&params, gpu.raw_stream()) };
+    agree(gpu, "index queries", status, &[&values, &weights]);
+
+    // A query token of each request.
+    let starts: Vec<i32> = (0..=REQUESTS as i32).collect();
+    let starts = upload(bytemuck::cast_slice(&starts));
+    let lens = upload(bytemuck::cast_slice(&[512i32, 70, 300, 63, 449]));
+    let table: Vec<i32> = (0..PAGES as i32).map(|i| i * 7 % PAGES as i32).collect();
+    let table = upload(bytemuck::cast_slice(&table));
+    let logits = pair(gpu, REQUESTS * COLUMNS * 4, 0);
+    let given = numbers([
+        ("p.rows.query_starts", at(&starts)),
+        ("p.rows.seq_lens", at(&lens)),
+        ("p.rows.block_table", at(&table)),
+        ("p.rows.block_table_stride", MAX_PAGES as i64),
+        ("p.rows.requests", REQUESTS as i64),
+        ("p.rows.columns", COLUMNS as i64),
+        ("p.rows.max_pages", MAX_PAGES as i64),
+        ("p.rows.page_size", PAGE_SIZE as i64),
+        ("p.weights", at(&weights[0])),
+        ("p.cache", at(&caches[0])),
+        ("p.logits", at(&logits[0])),
+        ("p.page_stride", PAGE_BYTES as i64),
+        ("p.logits_stride", COLUMNS as i64),
+        ("p.count", REQUESTS as i64),
+        ("p.pages", PAGES as i64),
+        ("multiprocessors", device(gpu)[0]),
+        ("ranges", 1),
+        ("queries", at(&values[0])),
+    ]);
+    let call = "index logits of 32 heads: 1 tokens";
+    run(
+        gpu,
+        &manifest,
+        ["cuda/sm90/indexer/logits/api.cu", call],
+        &given,
+    );
+    let params = MlaIndexLogitsParams {
+        queries: at(&values[0]) as *const _,
+        weights: at(&weights[0]) as *const _,
+        cache: at(&caches[0]) as *const _,
+        query_starts: at(&starts) as *const _,
+        seq_lens: at(&lens) as *const _,
+        block_table: at(&table) as *const _,
+        logits: at(&logits[1]) as *mut _,
+        page_stride: PAGE_BYTES as i64,
+        block_table_stride: MAX_PAGES as i64,
+        logits_stride: COLUMNS as i64,
+        pages: PAGES as i64,
+        rows: REQUESTS as i32,
+        first_token: 0,
+        requests: REQUESTS as i32,
+        columns: COLUMNS as i32,
+        max_pages: MAX_PAGES as i32,
+        page_size: PAGE_SIZE as i32,
+        heads: HEADS as i32,
+        width: WIDTH as i32,
+        after_queries: 0,
+    };
+    // SAFETY: as above.
+    let status = unsafe { raw::mla_index_logits_sm90(&params, gpu.raw_stream()) };
+    agree(gpu, "index logits", status, &[&logits]);
+
+    // The result depends neither on the CTAs of a row nor on the room for candidates.
+    for (call, ctas) in [
+        ("top-k: a CTA of 512 threads for each row, one on an SM", 1),
+        ("top-k: a CTA of 256 threads for each row, four on an SM", 1),
+        ("top-k: a cluster for each row;", 4),
+    ] {
+        let lists = pair(gpu, REQUESTS * TOPK * 4, 0x7f);
+        let given = numbers([
+            ("p.rows.query_starts", at(&starts)),
+            ("p.rows.seq_lens", at(&lens)),
+            ("p.rows.block_table", at(&table)),
+            ("p.rows.block_table_stride", MAX_PAGES as i64),
+            ("p.rows.requests", REQUESTS as i64),
+            ("p.rows.columns", COLUMNS as i64),
+            ("p.rows.max_pages", MAX_PAGES as i64),
+            ("p.rows.page_size", PAGE_SIZE as i64),
+            ("p.logits", at(&logits[0])),
+            ("p.lists", at(&lists[0])),
+            ("p.logits_stride", COLUMNS as i64),
+            ("p.list_stride", TOPK as i64),
+            ("p.topk", TOPK as i64),
+            ("p.candidates", 512),
+            ("rows", REQUESTS as i64),
+            ("ctas", ctas),
+            ("pages", PAGES as i64),
+        ]);
+        run(
+            gpu,
+            &manifest,
+            ["cuda/sm90/indexer/topk/api.cu", call],
+            &given,
+        );
+        let params = MlaTopkParams {
+            logits: at(&logits[0]) as *const _,
+            query_starts: at(&starts) as *const _,
+            seq_lens: at(&lens) as *const _,
+            block_table: at(&table) as *const _,
+            lists: at(&lists[1]) as *mut _,
+            logits_stride: COLUMNS as i64,
+            block_table_stride: MAX_PAGES as i64,
+            list_stride: TOPK as i64,
+            pages: PAGES as i64,
+            rows: REQUESTS as i32,
+            first_token: 0,
+            requests: REQUESTS as i32,
+            columns: COLUMNS as i32,
+            topk: TOPK as i32,
+            max_pages: MAX_PAGES as i32,
+            page_size: PAGE_SIZE as i32,
+            after_logits: 0,
+        };
+        // SAFETY: as above.
+        let status = unsafe { raw::mla_topk_sm90(&params, gpu.raw_stream()) };
+        agree(gpu, call, status, &[&lists]);
+    }
+}

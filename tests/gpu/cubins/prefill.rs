@@ -1,0 +1,239 @@
+//! Prefills by their descriptions, beside the library's launches of the same problems.
+
+use half::bf16;
+use mla_kernels::Cuda;
+use mla_kernels::raw::{self, MlaPrefillParams};
+use mla_runtime::tensor::Memory as _;
+use serde_json::Value;
+
+use super::{
+    Buffer, Numbers, PathBuf, at, device, download, gpu, manifest, numbers, run, small, upload,
+    values,
+};
+
+const NOPE: usize = 128;
+const ROPE: usize = 64;
+const VALUE: usize = 128;
+const HEADS: usize = 4;
+
+/// A causal batch of two requests, whose lengths differ.
+struct Prefill {
+    params: MlaPrefillParams,
+    /// The same, with starts in host memory.
+    starts: [[i32; 3]; 2],
+    /// Outputs by the description, and by the library.
+    out: [Buffer; 2],
+    lse: [Buffer; 2],
+    _inputs: Vec<Buffer>,
+}
+
+impl Prefill {
+    fn new(gpu: &Cuda, queries: [i32; 2], keys: [i32; 2]) -> Self {
+        let starts = [queries, keys].map(|[a, b]| [0, a, a + b]);
+        let [query_tokens, key_tokens] = starts.map(|it| it[2]);
+        let [q, k] = [query_tokens, key_tokens].map(|it| it as usize * HEADS);
+        let tensors = [q * (NOPE + ROPE), k * NOPE, k / HEADS * ROPE, k * VALUE];
+        let tensors = tensors
+            .iter()
+            .zip(1..)
+            .map(|(&elements, seed)| small(gpu, elements, seed).0);
+        let mut inputs: Vec<Buffer> = tensors.collect();
+        let upload = |bytes: &[u8]| upload(gpu, bytes).unwrap();
+        inputs.extend(starts.map(|it| upload(bytemuck::cast_slice(&it))));
+        inputs.push(upload(&vec![0; 64 << 20]));
+        let out = [(); 2].map(|()| upload(&vec![0xff; q * VALUE * 2]));
+        let lse = [(); 2].map(|()| upload(&vec![0xff; q * 4]));
+        let [query, nope, rope, value, cu_q, cu_k, workspace] =
+            [0, 1, 2, 3, 4, 5, 6].map(|i| at(&inputs[i]));
+        let params = MlaPrefillParams {
+            query: query as *const _,
+            key_nope: nope as *const _,
+            key_rope: rope as *const _,
+            value: value as *const _,
+            out: at(&out[1]) as *mut _,
+            lse: at(&lse[1]) as *mut _,
+            cu_query_lens: cu_q as *const _,
+            cu_key_lens: cu_k as *const _,
+            workspace: workspace as *mut _,
+            workspace_bytes: 64 << 20,
+            query_token_stride: (HEADS * (NOPE + ROPE)) as i64,
+            query_head_stride: (NOPE + ROPE) as i64,
+            key_nope_token_stride: (HEADS * NOPE) as i64,
+            key_nope_head_stride: NOPE as i64,
+            key_rope_token_stride: ROPE as i64,
+            key_rope_head_stride: 0,
+            value_token_stride: (HEADS * VALUE) as i64,
+            value_head_stride: VALUE as i64,
+            out_token_stride: (HEADS * VALUE) as i64,
+            out_head_stride: VALUE as i64,
+            lse_head_stride: query_tokens.into(),
+            query_tokens,
+            key_tokens,
+            requests: 2,
+            heads: HEADS as i32,
+            max_query_len: queries[0].max(queries[1]),
+            max_key_len: keys[0].max(keys[1]),
+            nope_dim: NOPE as i32,
+            rope_dim: ROPE as i32,
+            value_dim: VALUE as i32,
+            dtype: 0,
+            causal: 1,
+            softmax_scale: 1.0 / 14.0,
+        };
+        Self {
+            params,
+            starts,
+            out,
+            lse,
+            _inputs: inputs,
+        }
+    }
+
+    /// Numbers of both families. Strides are in units of `unit` bytes.
+    fn numbers(&self, unit: i64) -> Numbers {
+        let p = &self.params;
+        let scale = p.softmax_scale * std::f32::consts::LOG2_E;
+        numbers([
+            ("p.query", p.query.addr() as i64),
+            ("p.key_rope", p.key_rope.addr() as i64),
+            ("p.value", p.value.addr() as i64),
+            ("p.out", at(&self.out[0])),
+            ("p.lse", at(&self.lse[0])),
+            ("p.query_token_stride", p.query_token_stride * unit),
+            ("p.query_head_stride", p.query_head_stride * unit),
+            ("p.key_rope_token_stride", p.key_rope_token_stride * unit),
+            ("p.value_token_stride", p.value_token_stride * unit),
+            ("p.value_head_stride", p.value_head_stride * unit),
+            ("p.out_token_stride", p.out_token_stride * unit),
+            ("p.out_head_stride", p.out_head_stride * unit),
+            ("p.lse_head_stride", p.lse_head_stride),
+            ("p.requests", p.requests.into()),
+            ("p.heads", p.heads.into()),
+            ("p.causal", 1),
+            ("p.scale_log2", scale.to_bits().into()),
+            ("query_tokens", p.query_tokens.into()),
+        ])
+    }
+
+    /// Launches by the description, and then by the library. The bits must be the same.
+    fn agrees(
+        &self,
+        gpu: &Cuda,
+        manifest: &(PathBuf, Value),
+        kernel: [&str; 2],
+        given: &Numbers,
+        library: impl FnOnce(&MlaPrefillParams) -> raw::MlaStatus,
+    ) {
+        run(gpu, manifest, kernel, given);
+        let values: Vec<bf16> = values(gpu, &self.out[0]);
+        assert!(values.iter().all(|it| it.is_finite()), "{kernel:?}");
+        // SAFETY: the arguments are those of memory that lives until the end of this test.
+        unsafe { raw::check("prefill", library(&self.params)) }.unwrap();
+        gpu.synchronize().unwrap();
+        for [own, other] in [&self.out, &self.lse] {
+            let [own, other] = [own, other].map(|it| download(gpu, it).unwrap());
+            assert!(own == other, "{kernel:?}");
+        }
+    }
+}
+
+#[cfg(feature = "sm90")]
+#[test]
+#[ignore = "needs a Hopper GPU and `cargo xtask cubins`: \
+            cargo test -r --features sm90 --test gpu -- --ignored cubins"]
+fn hoppers_prefill_has_the_librarys_bits_by_its_description_alone() {
+    let gpu = &*gpu();
+    let manifest = manifest();
+    let multiprocessors = device(gpu)[0];
+    // Keys so few that no CTAs divide them, and so many that some do.
+    for (queries, keys, divided) in [
+        ([200, 70], [500, 90], false),
+        ([130, 20], [9000, 300], true),
+    ] {
+        let prefill = Prefill::new(gpu, queries, keys);
+        let p = &prefill.params;
+        let on_host = MlaPrefillParams {
+            cu_query_lens: prefill.starts[0].as_ptr(),
+            cu_key_lens: prefill.starts[1].as_ptr(),
+            ..*p
+        };
+        let mut count = 0;
+        let ctas = multiprocessors as i32;
+        // SAFETY: the starts are in host memory, and there is no room for items.
+        let planned = unsafe {
+            raw::mla_prefill_sm90_work_items(&on_host, ctas, std::ptr::null_mut(), 0, &mut count)
+        };
+        assert_eq!((planned.code, count > 0), (0, divided));
+        let mut given = prefill.numbers(1);
+        given.extend(numbers([
+            ("p.key", p.key_nope.addr() as i64),
+            ("p.key_token_stride", p.key_nope_token_stride),
+            ("p.key_head_stride", p.key_nope_head_stride),
+            ("p.cu_q", p.cu_query_lens.addr() as i64),
+            ("p.cu_k", p.cu_key_lens.addr() as i64),
+            ("p.claimed", p.workspace.addr() as i64),
+            ("p.swizzle_requests", 2),
+            ("p.swizzle_heads", HEADS as i64),
+            ("p.max_query_len", p.max_query_len.into()),
+            ("p.max_key_len", p.max_key_len.into()),
+            ("multiprocessors", multiprocessors),
+            ("key_tokens", p.key_tokens.into()),
+        ]));
+        let how = if divided {
+            "CTAs divide"
+        } else {
+            "no CTAs divide"
+        };
+        let call = format!("expanded attention of bf16, (128, 64, 128) wide: {how}");
+        let source = "cuda/sm90/prefill/instantiations/bf16_128_64_128.cu";
+        // SAFETY: as in `agrees`.
+        let library = |p: &_| unsafe { raw::mla_prefill_sm90(p, gpu.raw_stream()) };
+        prefill.agrees(gpu, &manifest, [source, &call], &given, library);
+    }
+}
+
+#[cfg(feature = "sm80")]
+#[test]
+#[ignore = "needs a GPU and `cargo xtask cubins`: \
+            cargo test -r --features sm80 --test gpu -- --ignored cubins"]
+fn portable_prefill_has_the_librarys_bits_by_its_description_alone() {
+    let gpu = &*gpu();
+    let manifest = manifest();
+    let [multiprocessors, _, _, shared_of_sm] = device(gpu);
+    for (queries, rows, which) in [
+        ([200, 70], 128, ""),
+        ([60, 30], 64, ", p.max_request_tiles is 1"),
+    ] {
+        let prefill = Prefill::new(gpu, queries, [500, 190]);
+        let p = &prefill.params;
+        let mut given = prefill.numbers(2);
+        given.extend(numbers([
+            ("p.key_nope", p.key_nope.addr() as i64),
+            ("p.key_nope_token_stride", p.key_nope_token_stride * 2),
+            ("p.key_nope_head_stride", p.key_nope_head_stride * 2),
+            ("p.nope_dim", NOPE as i64),
+            ("p.cu_query_lens", p.cu_query_lens.addr() as i64),
+            ("p.cu_key_lens", p.cu_key_lens.addr() as i64),
+            ("p.head_group", HEADS as i64),
+            ("p.splits", 1),
+            ("multiprocessors", multiprocessors),
+            ("shared_of_sm", shared_of_sm),
+            ("max_query_len", p.max_query_len.into()),
+            ("max_key_len", p.max_key_len.into()),
+        ]));
+        let call = format!(
+            "expanded attention of bf16, keys of 192 columns, values of 128, tiles of {rows} rows{which}"
+        );
+        let source = "cuda/sm80/prefill/instantiations/bf16_192_128.cu";
+        // Without a workspace, the library divides no keys either.
+        let library = |p: &MlaPrefillParams| {
+            let p = MlaPrefillParams {
+                workspace: std::ptr::null_mut(),
+                ..*p
+            };
+            // SAFETY: as in `agrees`.
+            unsafe { raw::mla_prefill_sm80(&p, std::ptr::null(), gpu.raw_stream()) }
+        };
+        prefill.agrees(gpu, &manifest, [source, &call], &given, library);
+    }
+}

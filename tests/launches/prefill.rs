@@ -1,0 +1,147 @@
+//! Launches of prefill.
+
+use std::ptr::null_mut;
+
+use mla_kernels::raw::MlaPrefillParams;
+
+use super::runtime::MULTIPROCESSORS;
+use super::{Held, Recorded, address};
+
+/// Widths of keys without rotary embedding, of the rotary part, and of values.
+const DIMS: [[i32; 3]; 6] = [
+    [128, 64, 128],
+    [192, 64, 256],
+    [192, 64, 128],
+    [64, 64, 128],
+    [256, 0, 256],
+    [64, 32, 64],
+];
+
+/// A batch of requests of different lengths.
+fn params([nope, rope, value]: [i32; 3], dtype: i32) -> MlaPrefillParams {
+    let heads = 16;
+    MlaPrefillParams {
+        query: address(1),
+        key_nope: address(2),
+        key_rope: address(3),
+        value: address(4),
+        out: address(5),
+        lse: address(6),
+        cu_query_lens: address(7),
+        cu_key_lens: address(8),
+        workspace: address(9),
+        workspace_bytes: 1 << 32,
+        query_token_stride: i64::from(heads * (nope + rope)),
+        query_head_stride: (nope + rope).into(),
+        key_nope_token_stride: i64::from(heads * nope),
+        key_nope_head_stride: nope.into(),
+        key_rope_token_stride: 64,
+        key_rope_head_stride: 0,
+        value_token_stride: i64::from(heads * value),
+        value_head_stride: value.into(),
+        out_token_stride: i64::from(heads * value),
+        out_head_stride: value.into(),
+        lse_head_stride: 10_000,
+        query_tokens: 5000,
+        key_tokens: 9000,
+        requests: 4,
+        heads,
+        max_query_len: 3000,
+        max_key_len: 5000,
+        nope_dim: nope,
+        rope_dim: rope,
+        value_dim: value,
+        dtype,
+        causal: 1,
+        softmax_scale: 0.125,
+    }
+}
+
+/// Batches of many and of few query tiles, of short requests, and with a rotary key for each head.
+fn batches(usual: MlaPrefillParams) -> [MlaPrefillParams; 5] {
+    let few = MlaPrefillParams {
+        query_tokens: 100,
+        key_tokens: 30_000,
+        requests: 2,
+        max_query_len: 70,
+        max_key_len: 20_000,
+        causal: 0,
+        ..usual
+    };
+    [
+        usual,
+        few,
+        MlaPrefillParams {
+            max_query_len: 60,
+            ..few
+        },
+        MlaPrefillParams {
+            query_tokens: 900,
+            requests: 300,
+            max_query_len: 5,
+            max_key_len: 100,
+            ..usual
+        },
+        MlaPrefillParams {
+            key_rope_token_stride: i64::from(usual.heads) * 64,
+            key_rope_head_stride: 64,
+            max_key_len: 400,
+            ..usual
+        },
+    ]
+}
+
+#[cfg(feature = "sm90")]
+#[test]
+fn hoppers_prefill() {
+    Held::all_of("cuda/sm90/prefill/", |held| {
+        let all = DIMS
+            .into_iter()
+            .flat_map(|dims| [0, 1].map(|dtype| params(dims, dtype)));
+        for p in all.flat_map(batches) {
+            let choices = |_: &Recorded| {
+                [
+                    ("multiprocessors", MULTIPROCESSORS.into()),
+                    ("query_tokens", p.query_tokens.into()),
+                    ("key_tokens", p.key_tokens.into()),
+                ]
+            };
+            // SAFETY: launches are recorded and not made, here and below, so nothing is read.
+            let call = || unsafe { mla_kernels::raw::mla_prefill_sm90(&p, null_mut()) };
+            held.holds(call, choices);
+        }
+    });
+}
+
+#[cfg(feature = "sm80")]
+#[test]
+fn portable_prefill() {
+    Held::all_of("cuda/sm80/prefill/", |held| {
+        let all = DIMS
+            .into_iter()
+            .flat_map(|dims| [0, 1].map(|dtype| params(dims, dtype)));
+        for batch in all.flat_map(batches) {
+            for workspace in [null_mut(), batch.workspace] {
+                let p = MlaPrefillParams {
+                    workspace,
+                    query_tokens: batch.query_tokens.min(batch.max_query_len * batch.requests),
+                    ..batch
+                };
+                let choices = |_: &Recorded| {
+                    [
+                        ("multiprocessors", MULTIPROCESSORS.into()),
+                        ("shared_of_sm", super::runtime::SHARED_OF_SM.into()),
+                        ("query_tokens", p.query_tokens.into()),
+                        ("max_query_len", p.max_query_len.into()),
+                        ("max_key_len", p.max_key_len.into()),
+                    ]
+                };
+                let call = || {
+                    // SAFETY: as above.
+                    unsafe { mla_kernels::raw::mla_prefill_sm80(&p, std::ptr::null(), null_mut()) }
+                };
+                held.holds(call, choices);
+            }
+        }
+    });
+}
