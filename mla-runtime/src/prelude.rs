@@ -9,7 +9,7 @@ pub use crate::layer::{
 pub use crate::model::{DType, HeadDims, KvFormat, MlaDims, ModelConfig};
 pub use crate::named;
 pub use crate::select::{Registry, Selection, SelectionError, SelectionRequest};
-pub use crate::spec::Problem;
+pub use crate::spec::{Feature, Problem, QueryLen};
 pub use crate::tensor::{
     ArrayRef, CacheLayout, CacheMut, Layout, LseLayout, LseMut, Memory, RotaryTables, TensorMut,
     TensorRef,
