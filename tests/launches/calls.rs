@@ -1,8 +1,6 @@
 //! Calls of decode.
 
-use std::ptr::null_mut;
-
-use mla_kernels::raw::{MlaDecodeParams, MlaListedCache, MlaSparseParams};
+use mla_kernels::raw::{MlaDecodeParams, MlaSparseParams};
 
 use super::address;
 
@@ -23,10 +21,8 @@ pub(crate) fn decode(
         q_latent: address(1),
         q_rope: address(2),
         cache: address(3),
-        cache_rope: null_mut(),
         block_table: address(4),
         kv_lens: address(5),
-        cu_q_lens: null_mut(),
         out: address(6),
         lse: address(7),
         workspace: address(8),
@@ -37,8 +33,6 @@ pub(crate) fn decode(
         q_rope_head_stride: rope.into(),
         cache_page_stride: row * 64,
         cache_slot_stride: row,
-        cache_rope_page_stride: 0,
-        cache_rope_slot_stride: 0,
         block_table_stride: 40,
         out_token_stride: i64::from(heads * latent),
         out_head_stride: latent.into(),
@@ -57,14 +51,13 @@ pub(crate) fn decode(
         causal: 1,
         softmax_scale: 0.125,
         cache_scale: if format == 3 { 0.5 } else { 1.0 },
-        split_patience: 0,
+        // SAFETY: every field is a number or a pointer.
+        ..unsafe { std::mem::zeroed() }
     }
 }
 
 /// A sparse decode of 512 latent columns.
 pub(crate) fn sparse(rope: i32, q_dtype: i32, format: i32, heads: i32) -> MlaSparseParams {
-    // SAFETY: every field is a number or a pointer.
-    let second: MlaListedCache = unsafe { std::mem::zeroed() };
     // The bytes of a row.
     let row = match format {
         3 => 512 + rope,
@@ -75,14 +68,7 @@ pub(crate) fn sparse(rope: i32, q_dtype: i32, format: i32, heads: i32) -> MlaSpa
         q_latent: address(1),
         q_rope: address(2),
         cache: address(3),
-        cache_rope: null_mut(),
         lists: address(4),
-        counts: null_mut(),
-        second,
-        block_table: null_mut(),
-        seq_lens: null_mut(),
-        query_starts: null_mut(),
-        sinks: null_mut(),
         out: address(6),
         lse: address(7),
         q_latent_token_stride: i64::from(heads) * 512,
@@ -91,16 +77,11 @@ pub(crate) fn sparse(rope: i32, q_dtype: i32, format: i32, heads: i32) -> MlaSpa
         q_rope_head_stride: rope.into(),
         cache_page_stride: i64::from(row) * 64,
         cache_slot_stride: row.into(),
-        cache_rope_page_stride: 0,
-        cache_rope_slot_stride: 0,
         list_stride: 2048,
-        block_table_stride: 0,
         out_token_stride: i64::from(heads) * 512,
         out_head_stride: 512,
         lse_head_stride: 1000,
         pages: 500,
-        dense_within: 0,
-        requests: 0,
         tokens: 4,
         heads,
         width: 2048,
@@ -111,5 +92,7 @@ pub(crate) fn sparse(rope: i32, q_dtype: i32, format: i32, heads: i32) -> MlaSpa
         cache_format: format,
         softmax_scale: 0.125,
         cache_scale: if format == 3 { 0.5 } else { 1.0 },
+        // SAFETY: as above.
+        ..unsafe { std::mem::zeroed() }
     }
 }

@@ -36,7 +36,6 @@ fn params([nope, rope, value]: [i32; 3], dtype: i32) -> MlaPrefillParams {
         key_nope_token_stride: i64::from(heads * nope),
         key_nope_head_stride: nope.into(),
         key_rope_token_stride: 64,
-        key_rope_head_stride: 0,
         value_token_stride: i64::from(heads * value),
         value_head_stride: value.into(),
         out_token_stride: i64::from(heads * value),
@@ -54,6 +53,8 @@ fn params([nope, rope, value]: [i32; 3], dtype: i32) -> MlaPrefillParams {
         dtype,
         causal: 1,
         softmax_scale: 0.125,
+        // SAFETY: every field is a number or a pointer.
+        ..unsafe { std::mem::zeroed() }
     }
 }
 

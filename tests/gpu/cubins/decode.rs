@@ -1,7 +1,5 @@
 //! Decodes by their descriptions, beside the library's launches of the same problems.
 
-use std::ptr::null;
-
 use half::bf16;
 use mla_kernels::Cuda;
 use mla_kernels::raw::{self, MlaDecodeParams};
@@ -54,10 +52,8 @@ impl Decode {
             q_latent: at(&q_latent) as *const _,
             q_rope: at(&q_rope) as *const _,
             cache: at(&cache) as *const _,
-            cache_rope: null(),
             block_table: at(&table) as *const _,
             kv_lens: at(&lens) as *const _,
-            cu_q_lens: null(),
             out: at(&out[1]) as *mut _,
             lse: at(&lse[1]) as *mut _,
             workspace: at(&workspace) as *mut _,
@@ -68,8 +64,6 @@ impl Decode {
             q_rope_head_stride: ROPE as i64,
             cache_page_stride: (PAGE_SIZE * row) as i64,
             cache_slot_stride: row as i64,
-            cache_rope_page_stride: 0,
-            cache_rope_slot_stride: 0,
             block_table_stride: MAX_PAGES as i64,
             out_token_stride: (heads * LATENT) as i64,
             out_head_stride: LATENT as i64,
@@ -88,7 +82,8 @@ impl Decode {
             causal: 1,
             softmax_scale: 1.0 / 24.0,
             cache_scale: if format == 3 { 0.25 } else { 1.0 },
-            split_patience: 0,
+            // SAFETY: every field is a number or a pointer.
+            ..unsafe { std::mem::zeroed() }
         };
         Self {
             params,
@@ -299,7 +294,8 @@ fn portable_decode_has_the_librarys_bits_by_its_description_alone() {
             ("ctas_of_sm", ctas_of_sm),
         ];
         // SAFETY: as in `agrees`.
-        let library = |p: &_| unsafe { raw::mla_decode_sm80(p, null(), gpu.raw_stream()) };
+        let library =
+            |p: &_| unsafe { raw::mla_decode_sm80(p, std::ptr::null(), gpu.raw_stream()) };
         decode.agrees(gpu, &manifest, [&source, &call], more, library);
     }
 }

@@ -61,7 +61,6 @@ impl Prefill {
             key_nope_token_stride: (HEADS * NOPE) as i64,
             key_nope_head_stride: NOPE as i64,
             key_rope_token_stride: ROPE as i64,
-            key_rope_head_stride: 0,
             value_token_stride: (HEADS * VALUE) as i64,
             value_head_stride: VALUE as i64,
             out_token_stride: (HEADS * VALUE) as i64,
@@ -79,6 +78,8 @@ impl Prefill {
             dtype: 0,
             causal: 1,
             softmax_scale: 1.0 / 14.0,
+            // SAFETY: every field is a number or a pointer.
+            ..unsafe { std::mem::zeroed() }
         };
         Self {
             params,
