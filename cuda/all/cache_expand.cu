@@ -18,6 +18,21 @@ Kernel expand_kernel(int dtype) {
                                   : cache_expand_kernel<__nv_bfloat16>;
 }
 
+// The tables of a tensor's rows: one segment of any number of them, on page 0.
+__device__ const int32_t tensor_tables[2] = {0, INT32_MAX};
+
+// Makes a tensor's rows those of one page.
+MlaStatus make_page(MlaCacheGatherParams& rows) {
+    void* tables = nullptr;
+    const cudaError_t e = cudaGetSymbolAddress(&tables, tensor_tables);
+    rows.row_starts = rows.token_starts = rows.block_table = static_cast<const int32_t*>(tables);
+    rows.rope = nullptr;
+    rows.cache_page_stride = rows.cache_slot_stride;
+    rows.page_size = std::max(rows.rows, 1);
+    rows.pages = rows.max_pages = rows.segments = 1;
+    return cuda_status("cudaGetSymbolAddress", e);
+}
+
 // Extents of axes, innermost first; strides of all but the first, in bytes; extents of a box.
 struct Tensor {
     const void* base;
@@ -77,7 +92,7 @@ int runs_of(int columns, int tiles, int clusters) {
     return best;
 }
 
-MlaStatus check_expand(const MlaCacheExpandParams& p) {
+MlaStatus check_expand(const MlaCacheExpandParams& p, bool paged) {
     const MlaCacheGatherParams& c = p.rows;
     Check check;
     check
@@ -90,7 +105,7 @@ MlaStatus check_expand(const MlaCacheExpandParams& p) {
         .that(c.rows >= 0, "rows", c.rows, "0 and up")
         .that(c.segments >= (c.rows > 0) && c.segments <= kExpandSegments, "segments", c.segments,
               "1..=32")
-        .that(c.page_size >= 64 && c.page_size % 64 == 0, "page_size", c.page_size,
+        .that(!paged || (c.page_size >= 64 && c.page_size % 64 == 0), "page_size", c.page_size,
               "a multiple of 64")
         .that(c.pages >= 1 && c.pages <= INT32_MAX / c.page_size, "pages", c.pages,
               "at least 1, and at most 2147483647 slots")
@@ -101,26 +116,29 @@ MlaStatus check_expand(const MlaCacheExpandParams& p) {
         .pointer(c.row_starts, 4, "row_starts")
         .pointer(c.block_table, 4, "block_table")
         .stride(c.block_table_stride, "block_table_stride", c.segments > 1 ? c.max_pages : 0);
-    const int64_t row = is_one_row(c, 1024) ? 1152 : 1024;
+    const int64_t row = paged && is_one_row(c, 1024) ? 1152 : 1024;
     const struct {
         const void* pointer;
         const char* name;
         int64_t bytes, min;
         const char* stride;
+        bool of_pages = false;
     } tensors[] = {
         {c.cache, "cache", c.cache_slot_stride, row, "cache_slot_stride"},
         {c.cache, "cache", c.cache_page_stride, row, "cache_page_stride"},
-        {c.cache_rope, "cache_rope", c.cache_rope_slot_stride, 128, "cache_rope_slot_stride"},
-        {c.cache_rope, "cache_rope", c.cache_rope_page_stride, 128, "cache_rope_page_stride"},
-        {c.rope, "rope", c.rope_row_stride * 2, 128, "rope_row_stride"},
+        {c.cache_rope, "cache_rope", c.cache_rope_slot_stride, 128, "cache_rope_slot_stride", true},
+        {c.cache_rope, "cache_rope", c.cache_rope_page_stride, 128, "cache_rope_page_stride", true},
+        {c.rope, "rope", c.rope_row_stride * 2, 128, "rope_row_stride", true},
         {p.weights, "weights", p.weights_stride * 2, 1024, "weights_stride"},
         {p.out, "out", p.out_row_stride * 2, p.columns * int64_t(2), "out_row_stride"}};
-    for (const auto& t : tensors)
+    for (const auto& t : tensors) {
+        if (t.of_pages && !paged) continue;
         check
             .that(t.pointer && is_aligned(t.pointer, 16), t.name, address(t.pointer),
                   "a device pointer aligned to 16 bytes")
             .that(t.bytes >= t.min && t.bytes < int64_t(1) << 40 && t.bytes % 16 == 0, t.stride,
                   t.bytes, "whole units of 16 bytes under which rows do not overlap");
+    }
     return check.status();
 }
 
@@ -141,7 +159,10 @@ extern "C" MlaStatus mla_cache_expand(const MlaCacheExpandParams* params, void* 
     if (!params) return refuse("params", 0, "a pointer");
     MlaCacheExpandParams p = *params;
     p.rows = with_rope(p.rows);
-    MlaStatus s = check_expand(p);
+    const bool paged = p.rows.row_starts != nullptr;
+    MlaStatus s = paged ? ok() : make_page(p.rows);
+    if (s.code != MLA_OK) return s;
+    s = check_expand(p, paged);
     if (s.code != MLA_OK || p.rows.rows == 0) return s;
     DeviceFacts facts;
     s = sm90_facts(facts);

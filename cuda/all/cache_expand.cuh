@@ -15,7 +15,9 @@
 //
 // The rows of a tile are all of one segment, so a segment's last tile may be short. TMA copies
 // latents, 64 rows of a page at a time. If a segment does not begin at a multiple of 64 tokens, TMA
-// copies them row by row.
+// copies them row by row. A tensor of rows is one segment of one page that has all of them.
+//
+// A row's sums do not depend on other rows, nor on its place in a tile.
 //
 // Needs code for sm_90a.
 #pragma once
@@ -152,6 +154,7 @@ struct Expansion {
 
     // Warps 1 to 3 gather rotary parts. Eight lanes copy a row of 64 values.
     __device__ void gather_rope() const {
+        if (!p.rows.rope) return;
         const int lane = threadIdx.x % 32, chunk = lane % 8;
         const int warp = blockIdx.x * 3 + threadIdx.x / 32 - 1, warps = gridDim.x * 3;
         const char* cache = static_cast<const char*>(p.rows.cache_rope);

@@ -494,7 +494,9 @@ MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* stream);
 typedef struct MlaCacheExpandParams {
     /* dtype is f16 or bf16, and cache_format is that of dtype. latent_dim is 512, rope_dim is 64,
      * page_size is a multiple of 64, and there are at most 32 segments. cache, rope and their
-     * strides are aligned to 16 bytes. `latent` is not used. */
+     * strides are aligned to 16 bytes. `latent` is not used. If row_starts is null, the rows are
+     * the tensor `cache` [rows, 512] at cache_slot_stride; fields of pages, tables and rotary parts
+     * are then not used. */
     MlaCacheGatherParams rows;
     /* [columns, 512] of dtype, aligned to 16 bytes */
     const void* weights;
