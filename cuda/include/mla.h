@@ -350,6 +350,9 @@ typedef struct MlaPrefillParams {
     /* non-zero: causal, aligned at the bottom right */
     int32_t causal;
     float softmax_scale;
+    /* non-zero: the bits of a request's results do not depend on other requests, nor on the bounds
+     * of lengths */
+    int32_t batch_invariant;
 } MlaPrefillParams;
 
 /* Leading bytes of a prefill workspace that must be zero before its first use. */

@@ -223,10 +223,11 @@ pub struct MlaPrefillParams {
     pub dtype: i32,
     pub causal: i32,
     pub softmax_scale: f32,
+    pub batch_invariant: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of MlaPrefillParams"][::core::mem::size_of::<MlaPrefillParams>() - 216usize];
+    ["Size of MlaPrefillParams"][::core::mem::size_of::<MlaPrefillParams>() - 224usize];
     [
         "Alignment of MlaPrefillParams",
     ][::core::mem::align_of::<MlaPrefillParams>() - 8usize];

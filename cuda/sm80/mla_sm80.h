@@ -75,8 +75,8 @@ MlaStatus mla_prefill_sm80_workspace(const MlaPrefillParams* params, const MlaDe
                                      size_t* bytes);
 
 /* The same as mla_prefill_sm90 on every GPU since Ampere: one kernel on `stream`. With a workspace
- * of null it divides no keys. It also takes (64, 64, 128) and (256, 0, 256), for which key_rope may
- * be null. */
+ * of null, or with batch_invariant, it divides no keys. It also takes (64, 64, 128) and
+ * (256, 0, 256), for which key_rope may be null. */
 MlaStatus mla_prefill_sm80(const MlaPrefillParams* params, const MlaDeviceLimits* limits,
                            void* stream);
 

@@ -113,8 +113,10 @@ typedef struct MlaPrefillWorkItem {
 
 /* The division of query tiles' keys by mla_prefill_sm90, computed on the host as host and device
  * would for a launch: writes the items in the order in which CTAs take them, up to `room` of them,
- * and their number. There are no items if no query tile is divided. Reads heads, requests,
- * query_tokens, key_tokens, max_query_len, max_key_len, causal, value_dim, and, in host memory,
+ * and their number. There are no items if no query tile is divided. With batch_invariant there may
+ * be several launches, whose items follow each other; each begins with slot 0, and has no items if
+ * none of its query tiles is divided. Reads heads, requests, query_tokens, key_tokens,
+ * max_query_len, max_key_len, causal, value_dim, batch_invariant, and, in host memory,
  * cu_query_lens and cu_key_lens. `ctas`, 1..=256, is the number of CTAs of the launch: one for each
  * SM of the device if there is enough work. */
 MlaStatus mla_prefill_sm90_work_items(const MlaPrefillParams* params, int32_t ctas,

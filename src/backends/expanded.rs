@@ -83,12 +83,8 @@ pub(super) unsafe fn prefill(
     let Some(mut params) = params(config, spec, call)? else {
         return Ok(());
     };
-    // With a workspace, the kernel divides keys by the lengths of all requests, and results depend
-    // on the batch. Without one, it does not divide them.
-    if !config.problem.features.contains(Feature::BatchInvariant) {
-        params.workspace = workspace.address() as *mut _;
-        params.workspace_bytes = workspace.len();
-    }
+    params.workspace = workspace.address() as *mut _;
+    params.workspace_bytes = workspace.len();
     device.bind()?;
     // SAFETY: `params` checked every tensor to hold what its layout says, and the layouts agree.
     // The contents of the arrays keep to the contract of a call, by the caller's promise. The
@@ -116,6 +112,7 @@ fn shape(config: &LayerConfig) -> Result<raw::MlaPrefillParams> {
         value_dim: narrow("v", dims.v as usize)?,
         dtype: dtype_code(problem.dtype),
         softmax_scale: config.softmax_scale,
+        batch_invariant: problem.features.contains(Feature::BatchInvariant).into(),
         ..Default::default()
     })
 }

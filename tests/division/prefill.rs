@@ -116,6 +116,26 @@ impl Batch {
         items
     }
 
+    /// Returns the items if each request is divided as if it were alone. `loose` is added to the
+    /// bounds of lengths.
+    fn items_alone(&self, loose: usize) -> Vec<MlaPrefillWorkItem> {
+        let (queries, keys) = (self.starts(|len| len.0), self.starts(|len| len.1));
+        let params = self.params(&queries, &keys);
+        let params = MlaPrefillParams {
+            batch_invariant: 1,
+            max_query_len: params.max_query_len + loose as i32,
+            max_key_len: params.max_key_len + loose as i32,
+            ..params
+        };
+        self.listed("mla_prefill_sm90_work_items", |items, room, count| {
+            // SAFETY: the pointers are to arrays with the numbers of elements that the header asks
+            // for.
+            unsafe {
+                raw::mla_prefill_sm90_work_items(&params, self.ctas as i32, items, room, count)
+            }
+        })
+    }
+
     /// Returns the order of query tiles without splits, for these blocks of the L2 swizzle.
     fn unsplit_items(&self, requests: usize, heads: usize) -> Vec<MlaPrefillWorkItem> {
         let (queries, keys) = (self.starts(|len| len.0), self.starts(|len| len.1));
@@ -198,11 +218,16 @@ impl Batch {
         } else {
             keys
         };
-        visible.div_ceil(match self.dims {
+        visible.div_ceil(self.kv_tile())
+    }
+
+    /// Returns the number of keys of a KV tile.
+    fn kv_tile(&self) -> usize {
+        match self.dims {
             [_, _, 256] => 64,
             [192, _, _] => 96,
             _ => 128,
-        })
+        }
     }
 
     fn query_tiles(&self) -> impl Iterator<Item = (usize, usize, usize)> {
@@ -694,6 +719,80 @@ fn equal_requests_are_divided_exactly_and_others_by_their_lengths() {
         Batch { lens, ..batch }.items_told_equal();
     }
     assert!(divided > 50 && undivided > 5, "{divided} {undivided}");
+}
+
+/// Returns the divided query tiles of a request: for each split its head, first query row, index,
+/// KV tiles, and the number of splits.
+fn splits_of(items: &[MlaPrefillWorkItem], request: usize) -> BTreeSet<[i32; 6]> {
+    let of_request = items.iter().filter(|item| item.request as usize == request);
+    let divided = of_request.filter(|item| !is_empty(item) && item.splits > 1);
+    divided
+        .map(|i| [i.head, i.query, i.split, i.begin, i.end, i.splits])
+        .collect()
+}
+
+#[test]
+fn batch_invariant_requests_are_divided_as_if_alone() {
+    let mut rng = rand::rngs::StdRng::seed_from_u64(17);
+    let (mut divided, mut whole, mut launches, mut freely) = (0, 0, 0, 0);
+    for _ in 0..1000 {
+        let mut below = |max: u32| rng.random_range(0..max) as usize;
+        let (max_requests, max_heads) = ([6, 60][below(2)], [4, 16, 128][below(3)]);
+        let batch = Batch {
+            heads: 1 + below(max_heads),
+            causal: below(2) == 1,
+            dims: DIMS[below(6)],
+            lens: (0..=below(max_requests))
+                .map(|_| {
+                    let max = [1 << (1 + below(11)), 1 << (9 + below(9))];
+                    (below(max[0]), below(max[1]))
+                })
+                .collect(),
+            ctas: [78, 114, 132][below(3)],
+        };
+        let loose = below(2) * below(30_000);
+        let items = batch.items_alone(loose);
+        let free = batch.items();
+        // A launch has so many requests that their splits have slots, by the bounds.
+        let (queries, keys) = batch.longest_request();
+        let tile = batch.kv_tile();
+        let splits = (keys + loose).div_ceil(tile).div_ceil(2048 / tile);
+        let of_head = (queries + loose).div_ceil(QUERIES) * splits;
+        let of_request = batch.heads * of_head.min(batch.ctas / batch.heads);
+        let at_once = (3 * batch.ctas / of_request.max(1)).max(1);
+        let mut end = 0;
+        for (request, lens) in batch.lens.iter().enumerate() {
+            let splits = splits_of(&items, request);
+            let alone = Batch {
+                lens: vec![*lens],
+                ..batch.clone()
+            };
+            let own = alone.items_alone(0);
+            assert_eq!(splits, splits_of(&own, 0), "{batch:?}, request {request}");
+            alone.check_items(&own);
+            freely += usize::from(splits != splits_of(&free, request));
+            if request % at_once == 0 {
+                launches += usize::from(end > 0);
+                end = 0;
+            }
+            if splits.is_empty() {
+                whole += 1;
+                continue;
+            }
+            divided += 1;
+            let of_request = items.iter().filter(|item| {
+                item.request as usize == request && !is_empty(item) && item.splits > 1
+            });
+            let slots: BTreeSet<i32> = of_request.map(|item| item.slot).collect();
+            assert_eq!(slots.len(), splits.len(), "{batch:?}, request {request}");
+            let (first, last) = (slots.first().unwrap(), slots.last().unwrap());
+            assert!(*first >= end, "{batch:?}, request {request}");
+            end = last + 1;
+            assert!(end <= 3 * batch.ctas as i32, "{batch:?}, request {request}");
+        }
+    }
+    let counts = [divided, whole, launches, freely];
+    assert!(counts.iter().all(|count| *count > 300), "{counts:?}");
 }
 
 #[test]

@@ -5,12 +5,12 @@
 //! offsets beyond 2^31 elements, and bad arguments. The conformance tests cover NaN in other
 //! requests.
 
-use mla_conformance::{PrefillCase, Trial};
+use mla_conformance::{Failure, PrefillCase, Trial};
 use mla_kernels::backends::sm90::WgmmaAttn;
 use mla_kernels::raw;
 use mla_runtime::backend::{LayerConfig, PrefillBackend, StepLimits};
 use mla_runtime::model::{DType, HeadDims, MlaDims};
-use mla_runtime::spec::{KeyLayout, Problem};
+use mla_runtime::spec::{Feature, KeyLayout, Problem};
 use rand::RngExt as _;
 
 use crate::common::{gpu, rng};
@@ -126,6 +126,45 @@ fn any_number_of_heads_and_of_requests() {
     ] {
         check(&case(dims, DType::BF16, heads, &same(lens)));
     }
+}
+
+/// Tries requests with divided keys among undivided ones. With 8 heads, their splits need several
+/// launches.
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_attn"]
+fn batch_invariant_requests_have_their_bits_in_any_batch() {
+    let gpu = &*gpu();
+    let lens = [
+        (1, 9_000),
+        (3, 5_000),
+        (0, 700),
+        (2, 12_000),
+        (1, 4_500),
+        (5, 3_000),
+        (40, 2_500),
+        (129, 300),
+        (1, 4_096),
+    ];
+    let few = DIMS
+        .into_iter()
+        .flat_map(|dims| [(dims, 1, true), (dims, 3, false)]);
+    let mut freely = 0;
+    for (dims, heads, causal) in few.chain([(R1, 8, false)]) {
+        let mut case = PrefillCase {
+            causal,
+            trial: Trial::AmongOthers(8),
+            ..case(dims, DType::BF16, heads, &lens)
+        };
+        // The control experiment.
+        let free = case.check::<WgmmaAttn>(gpu);
+        freely += usize::from(matches!(free, Err(Failure::Differs { .. })));
+        let features = case.problem.features.with(Feature::BatchInvariant);
+        case.problem = case.problem.with_features(features);
+        if let Err(failure) = case.check::<WgmmaAttn>(gpu) {
+            panic!("{case:?}: {failure}");
+        }
+    }
+    assert!(freely > 0);
 }
 
 // The bounds of a captured graph have to hold for each batch of a replay.

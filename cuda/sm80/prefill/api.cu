@@ -111,7 +111,8 @@ KernelParams kernel_params(const MlaPrefillParams& p) {
     k.out_token_stride = p.out_token_stride * 2;
     k.out_head_stride = p.out_head_stride * 2;
     k.lse_head_stride = p.lse_head_stride;
-    if (p.workspace) {
+    // With counters, keys are divided by the lengths of all requests.
+    if (p.workspace && !p.batch_invariant) {
         k.counters = static_cast<int32_t*>(p.workspace);
         k.partials =
             reinterpret_cast<float*>(static_cast<char*>(p.workspace) + MLA_PREFILL_COUNTER_BYTES);

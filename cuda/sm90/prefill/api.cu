@@ -327,13 +327,22 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     if (tiles > INT32_MAX - facts.multiprocessors)
         return refuse("query_tokens", p.query_tokens,
                       "fewer than 2^31 tiles of 128 rows over all requests and heads");
+    // The range of Divisor, with which the device finds the items of a request.
+    if (k.alone && (int64_t(p.heads) * k.max_request_tiles > 1 << 20 ||
+                    p.max_key_len > int64_t(Config::kKeys) << 20))
+        return refuse("batch_invariant", p.batch_invariant,
+                      "0, for requests of more than 2^20 query tiles over all heads or KV tiles");
     // Each item has at least one KV tile, so `items` is the maximum number of items. If items are
     // fewer than SMs, one CTA for each suffices.
     const int64_t items = tiles * ceil_div(k.max_key_len, Config::kKeys);
     k.ctas = int(items < facts.multiprocessors ? items : facts.multiprocessors);
     const Launch l{k.ctas, stream};
-    const cudaError_t e =
-        splits_keys ? launch<Config>(l, k, maps) : launch<typename Config::Unsplit>(l, k, maps);
+    cudaError_t e = cudaSuccess;
+    for_each_launch<Config::kKeys>(k, [&](const KernelParams& own, int) {
+        if (e != cudaSuccess) return;
+        e = splits_keys ? launch<Config>(l, own, maps)
+                        : launch<typename Config::Unsplit>(l, own, maps);
+    });
     return cuda_status("launch of mla_prefill_sm90", e);
 }
 

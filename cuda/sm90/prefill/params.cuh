@@ -71,6 +71,9 @@ struct KernelParams {
     UniformItems uniform_items;
     int causal;
     float scale_log2;  // softmax scale times log2(e)
+    // Maximum number of splits of a request of one query tile, if requests are divided as if each
+    // were alone; otherwise 0 (split_plan.cuh).
+    int alone;
     // TMA and repair.cuh read these. If all heads share a rotary key, its head stride is 0.
     const void *query, *key, *key_rope, *value;
     int64_t query_token_stride, query_head_stride, key_token_stride, key_head_stride;

@@ -56,7 +56,7 @@ struct SchedulerWarp {
         join();
         if (!(p.uniform && confirmed(plan.starts()))) {
             plan.use_lengths();
-            const bool splits_keys = plan.plan_splits();
+            const bool splits_keys = p.alone ? plan.divide_alone(p.alone) : plan.plan_splits();
             first = __shfl_sync(~0u, claimed, 0);
             if (!splits_keys) return run_by_lengths(first, 0);
         }

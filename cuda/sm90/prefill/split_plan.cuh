@@ -16,6 +16,11 @@
 // end (`predicted`); 1 leaves the order to scheduler.cuh. If there are many query tiles, and few of
 // them are long, only some of these numbers are tried. Everything follows from the lengths on the
 // device. One warp computes it, or a thread on the host (mla_prefill_sm90_work_items).
+//
+// If results must not depend on the batch (`alone` of KernelParams), each request is divided as if
+// it were alone. Its query tiles have as many splits as fill the device in one wave, but no more
+// than there are multiples of Costs::kAloneKeys keys. The host then launches as many requests at a
+// time as have slots (for_each_launch).
 #pragma once
 
 #include <algorithm>
@@ -87,6 +92,20 @@ class SplitPlan {
     // Chooses the length of a split. Returns false if query tiles have no splits.
     __host__ __device__ bool plan_splits() { return count() && may_gain() && choose(); }
 
+    // Divides each request as if it were alone; a request of one query tile has up to `alone`
+    // splits. Returns false if no query tile has splits.
+    __host__ __device__ bool divide_alone(int alone) {
+        length_ = -alone;
+        bool whole = true;
+        for (int begin = 0;;) {
+            const Request own = request();
+            whole = whole && splits_of(own.top, own.tiles) == 1;
+            begin += Lanes::kCount;
+            if (begin >= batch_.requests) return !Lanes::all(whole);
+            read(begin);
+        }
+    }
+
     // Maximum number of KV tiles of a split.
     __host__ __device__ int length() const { return length_; }
 
@@ -94,7 +113,8 @@ class SplitPlan {
     // length.
     UniformItems uniform_items() const {
         const int query_len = batch_.max_query_len, key_len = batch_.max_key_len;
-        const int splits = splits_of(kv_tiles(query_len, key_len, batch_.max_request_tiles - 1));
+        const int tiles = batch_.max_request_tiles,
+                  splits = splits_of(kv_tiles(query_len, key_len, tiles - 1), tiles);
         const Head head = head_of(query_len, key_len, splits, length_);
         UniformItems items;
         items.request = {batch_.heads * head.items};
@@ -323,7 +343,7 @@ class SplitPlan {
         item.key_len = of_lane(own_.key_end) - item.key_start;
         const int tiles = tiles_of(item.query_len);
         const int top = kv_tiles(item.query_len, item.key_len, tiles - 1);
-        const int max_splits = splits_of(top), length = Divisor(max_splits).ceil(top);
+        const int max_splits = splits_of(top, tiles), length = Divisor(max_splits).ceil(top);
         const int per_head = tiles * max_splits, own = batch_.heads * per_head;
         item.first_slot = before_.slots + of_lane(running_.slots) - own;
         const int of_request = index - (before_.items + of_lane(running_.items) - own);
@@ -389,9 +409,12 @@ class SplitPlan {
         return {tiles, top, bottom, 0.5f * float(top + bottom)};
     }
 
-    // Number of splits of a query tile of `kv_tiles` KV tiles.
-    __host__ __device__ int splits_of(int kv_tiles) const {
-        return kv_tiles > 0 ? Divisor(length_).ceil(kv_tiles) : 1;
+    // Number of splits of a query tile of `kv_tiles` KV tiles, in a request of `tiles` query tiles.
+    __host__ __device__ int splits_of(int kv_tiles, int tiles) const {
+        if (kv_tiles <= 0) return 1;
+        if (length_ > 0) return Divisor(length_).ceil(kv_tiles);
+        const int splits = min_of(Divisor(Costs::kAloneKeys / keys).ceil(kv_tiles), kMaxSplits);
+        return 2 * tiles > -length_ ? 1 : min_of(splits, Divisor(tiles).floor(-length_));
     }
 
     // Number of items, and of slots for partial results; query tiles of one split need no slot.
@@ -400,7 +423,7 @@ class SplitPlan {
     };
 
     __host__ __device__ Counts counts_of(const Request& r) const {
-        const int splits = splits_of(r.top), items = batch_.heads * r.tiles * splits;
+        const int splits = splits_of(r.top, r.tiles), items = batch_.heads * r.tiles * splits;
         return {items, splits > 1 ? items : 0};
     }
 
@@ -515,6 +538,8 @@ class SplitPlan {
     Lengths batch_;
     int ctas_, room_;
     // Numbers of KV tiles: of the longest query tile, of the shortest one, and of a split at most.
+    // The last is negative if requests are divided as if each were alone: minus the maximum number
+    // of splits of a request of one query tile. It is in the same register, as there is no other.
     // Then the number of all query tiles, and of all their KV tiles. `uniform_` is true if all
     // requests are equally long.
     int longest_ = 0, shortest_ = 0, length_ = 1, tiles_ = 0;
@@ -558,11 +583,39 @@ bool may_outlast(const MlaPrefillParams& p, const KernelParams& k, int ctas) {
            even + Costs::kItem + Costs::kCombine + Costs::kRequest * p.requests;
 }
 
+// Calls `launch(own, first)` with the parameters of each launch and its first request. If each
+// request is divided as if it were alone, a launch has no more requests than have slots at the same
+// time; a request has no more splits than the device has SMs.
+template <int keys, typename Launch>
+void for_each_launch(const KernelParams& k, const Launch& launch) {
+    int most = k.requests;
+    if (k.alone) {
+        const int splits = ceil_of(ceil_of(k.max_key_len, keys), Costs::kAloneKeys / keys);
+        const int64_t of_head = std::min<int64_t>(int64_t(k.max_request_tiles) * splits, k.alone);
+        most = int(std::max<int64_t>(k.slots / std::max<int64_t>(of_head * k.heads, 1), 1));
+    }
+    KernelParams own = k;
+    for (int first = 0; first < k.requests; first += own.requests) {
+        own.requests = std::min(most, k.requests - first);
+        own.swizzle_requests = std::min(k.swizzle_requests, own.requests);
+        own.cu_q = k.cu_q + first;
+        own.cu_k = k.cu_k + first;
+        launch(own, first);
+    }
+}
+
 // True if the launch needs the kernel that may split the keys of query tiles, which spends some
 // time on reading the lengths. The lengths of a replayed graph may be shorter than said here, which
 // costs time at most. For requests of equal lengths, chooses the length of a split.
 template <int keys>
 bool may_split(const MlaPrefillParams& p, KernelParams& k, int ctas) {
+    if (p.batch_invariant) {
+        k.alone = p.max_key_len > Costs::kAloneKeys / keys * keys ? ctas / p.heads : 0;
+        if (k.alone < 2) return false;
+        // The device reads all lengths: equal ones must be divided like any others.
+        k.uniform = false;
+        return true;
+    }
     if (p.max_key_len <= Costs::kMaxUnsplitKvTiles * keys) return false;
     // The range of Divisor. No device has memory for more.
     if (p.max_key_len > int64_t(keys) << 20) return false;

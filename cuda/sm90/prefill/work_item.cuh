@@ -45,6 +45,9 @@ struct Costs {
     static constexpr int kNumbersTried = 25;
     // Max number of KV tiles that are not split: the combine takes longer than splitting saves.
     static constexpr int kMaxUnsplitKvTiles = 5;
+    // Number of keys for each split of a request that is divided as if it were alone. With fewer
+    // keys, the splits of a full device would cost more than they save a request that is alone.
+    static constexpr int kAloneKeys = 2048;
 };
 
 // Number of KV tiles of `keys` keys that any row of a query tile sees.

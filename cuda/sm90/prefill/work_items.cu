@@ -12,16 +12,16 @@
 namespace mla::sm90::prefill {
 namespace {
 
-// Writes the items that `find` returns for 0, 1, ...; returns their number.
+// Writes the items that `find` returns for 0, 1, ..., of requests from `first` on, behind the first
+// `count` items; adds their number.
 template <typename Find>
-int write(MlaPrefillWorkItem* items, int room, const Find& find) {
-    int count = 0;
-    for (WorkItem i; (i = find(count)).is_valid(); count++) {
+void write(MlaPrefillWorkItem* items, int room, int first, int& count, const Find& find) {
+    WorkItem i;
+    for (int at = 0; (i = find(at)).is_valid(); at++, count++) {
         if (count >= room) continue;
-        items[count] = {i.request, i.head,  i.query,  i.begin,
-                        i.end,     i.split, i.splits, i.first_slot + i.split};
+        items[count] = {first + i.request, i.head,  i.query,  i.begin,
+                        i.end,             i.split, i.splits, i.first_slot + i.split};
     }
-    return count;
 }
 
 // Writes the items of query tiles with splits. `keys` is the number of keys of a KV tile.
@@ -29,23 +29,30 @@ template <int keys>
 int write_split(const MlaPrefillParams& p, KernelParams& k, int ctas, MlaPrefillWorkItem* items,
                 int room) {
     if (!may_split<keys>(p, k, ctas)) return 0;
-    const Lengths lengths(k);
-    SplitPlan<keys> plan(lengths, ctas, k.slots);
-    plan.load_lengths();
-    // From here on, the host does the same as the device.
-    if (k.uniform && lengths.are_uniform()) {
-        plan.use_uniform(k.uniform_items);
-    } else if (!plan.plan_splits()) {
-        return 0;
-    }
-    plan.rewind();
-    return write(items, room, [&](int at) { return plan.find(at, k.uniform_items); });
+    int count = 0;
+    for_each_launch<keys>(k, [&](const KernelParams& own, int first) {
+        const Lengths lengths(own);
+        SplitPlan<keys> plan(lengths, ctas, own.slots);
+        plan.load_lengths();
+        // From here on, the host does the same as the device.
+        if (own.uniform && lengths.are_uniform()) {
+            plan.use_uniform(own.uniform_items);
+        } else if (!(own.alone ? plan.divide_alone(own.alone) : plan.plan_splits())) {
+            return;
+        }
+        plan.rewind();
+        write(items, room, first, count,
+              [&](int at) { return plan.find(at, own.uniform_items); });
+    });
+    return count;
 }
 
 template <int keys>
 int write_unsplit(const KernelParams& k, MlaPrefillWorkItem* items, int room) {
     TileScheduler<keys> scheduler(k);
-    return write(items, room, [&](int at) { return scheduler.find(at); });
+    int count = 0;
+    write(items, room, 0, count, [&](int at) { return scheduler.find(at); });
+    return count;
 }
 
 // Checks the arguments that both functions have in common, and fills `k` if nothing is wrong.

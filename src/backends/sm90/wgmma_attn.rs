@@ -25,6 +25,6 @@ expanded_backend! {
     alignment = 16,
     graphs = "always",
     dependent_launch = true,
-    features = "deterministic,nan_propagation,strided_outputs,non_causal",
+    features = "deterministic,batch_invariant,nan_propagation,strided_outputs,non_causal",
     priority = "100"
 }

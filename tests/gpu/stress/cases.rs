@@ -755,6 +755,7 @@ impl<'a> Draw<'a> {
             dtype: dtype_number(of),
             causal: i32::from(causal),
             softmax_scale: 0.07,
+            batch_invariant: self.pick(&[0, 0, 1]),
         };
         Call {
             params,
