@@ -57,7 +57,7 @@ pub use prefill::{CpuPrefill, PrefillState};
 pub use rows::ReadRow;
 
 use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
-use mla_runtime::spec::{Cause, Platform, Target};
+use mla_runtime::spec::{Cause, Platform, Problem, Target};
 use mla_runtime::tensor::{
     ArrayRef, CacheMut, CacheRef, LseConvention, LseMut, LseRef, Memory, Rotary, TensorMut,
     TensorRef,
@@ -188,8 +188,8 @@ impl Device for Cpu {
 
     /// Every row is computed by itself. The order of its sums depends only on widths and on the
     /// row's own length.
-    fn check_batch_invariant(&self) -> Result<()> {
-        Ok(())
+    fn batch_invariant(&self, _: &Problem) -> Result<Self> {
+        Ok(self.clone())
     }
 
     fn gemm(

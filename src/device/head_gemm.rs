@@ -1,8 +1,11 @@
-//! GEMMs of few tokens with a matrix per head, computed by this crate's own kernel.
+//! GEMMs of few tokens with a matrix per head, computed by this crate's own kernel. A row's sums
+//! have one order, whatever the number of tokens. For batch-invariant problems the kernel therefore
+//! computes GEMMs of any number of tokens.
 
-use mla_runtime::Result;
 use mla_runtime::model::DType;
-use mla_runtime::tensor::{TensorMut, TensorRef};
+use mla_runtime::spec::Problem;
+use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+use mla_runtime::{Error, Result};
 
 use super::Cuda;
 use super::argument::{dtype_code, narrow, wide};
@@ -29,9 +32,8 @@ impl Fusion {
     }
 }
 
-/// Returns true if the kernel takes `c[i] = a[i] · b[i]`, and is the better choice.
-pub(super) fn fits(
-    fusion: Fusion,
+/// Returns true if the kernel takes `c[i] = a[i] · b[i]`.
+pub(super) fn takes(
     a: &TensorRef<'_, Cuda>,
     b: &TensorRef<'_, Cuda>,
     c: &TensorMut<'_, Cuda>,
@@ -45,12 +47,8 @@ pub(super) fn fits(
         [_, 1, along] => (along, 32, 16),
         _ => return false,
     };
-    // The kernel counts in units of eight elements, with 32 bits.
-    let counted = |stride: usize| stride.is_multiple_of(8) && u32::try_from(stride / 8).is_ok();
     let aligned = |stride: usize, extent: usize| extent <= 1 || counted(stride);
     c_layout.dtype != DType::F32
-        && heads > 1
-        && tokens <= fusion.max_tokens(heads)
         && k > 0
         && k.is_multiple_of(k_multiple)
         && n.is_multiple_of(n_multiple)
@@ -66,7 +64,50 @@ pub(super) fn fits(
         && counted(along)
 }
 
-/// Returns the parameters of the kernel for a GEMM that [`fits`] accepts.
+/// The kernel counts strides in units of eight elements, with 32 bits.
+fn counted(stride: usize) -> bool {
+    stride.is_multiple_of(8) && u32::try_from(stride / 8).is_ok()
+}
+
+/// Returns true if the kernel is faster than cuBLAS for a GEMM with this result.
+pub(super) fn is_faster(fusion: Fusion, c: &TensorMut<'_, Cuda>) -> bool {
+    let [heads, tokens, _] = c.layout().shape;
+    heads > 1 && tokens <= fusion.max_tokens(heads)
+}
+
+/// Refuses a problem of whose layers the kernel does not take every GEMM.
+pub(super) fn check_problem(problem: &Problem) -> Result<()> {
+    if problem.dtype == DType::F32 {
+        let accepted = "bf16 or f16, with batch_invariant";
+        return Err(Error::argument("dtype", problem.dtype, accepted));
+    }
+    let dims = problem.dims;
+    for (field, given, multiple) in [
+        ("latent", dims.latent, 64),
+        ("nope", dims.head.nope, 16),
+        ("v", dims.head.v, 16),
+    ] {
+        if given % multiple != 0 {
+            let accepted = format!("a multiple of {multiple}, with batch_invariant");
+            return Err(Error::argument(field, given, accepted));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a factor or a result whose strides the kernel does not take.
+pub(super) fn check_operand(field: &'static str, layout: &Layout) -> Result<()> {
+    let axes = layout.shape.into_iter().zip(layout.strides);
+    for (extent, stride) in axes {
+        if extent > 1 && stride != 1 && !counted(stride) {
+            let accepted = "strides of 1 or multiples of 8, with batch_invariant";
+            return Err(Error::argument(field, layout, accepted));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the parameters of the kernel for a GEMM that [`takes`] accepts.
 ///
 /// The kernel reads constant weights before the preceding launches are done. If the GEMM is
 /// `ready`, it waits only for the last of these launches. That launch begins when all before it are

@@ -2,7 +2,9 @@
 //!
 //! cudarc gives memory, streams and graphs. The helper operations are kernels of this crate. GEMMs
 //! go through cuBLAS, except those of few tokens with a matrix per head, for which this crate has a
-//! kernel.
+//! kernel. A handle for batch-invariant problems
+//! ([`batch_invariant`](mla_runtime::device::Device::batch_invariant)) uses this crate's kernels
+//! for any number of rows, and refuses GEMMs that they do not take.
 //!
 //! There are two tiers. The typed one is [`Cuda`] with the runtime's tensors over [`Bytes`]: the
 //! bytes of a [`Buffer`], or of a cudarc slice through [`Cuda::lending`]. The raw one, for engines
@@ -75,6 +77,8 @@ const DEPENDENT_LAUNCH: Capability = Capability::new(9, 0);
 #[derive(Clone)]
 pub struct Cuda {
     inner: Arc<Inner>,
+    /// True if a row's bits must not depend on the other rows of an operation.
+    batch_invariant: bool,
 }
 
 struct Inner {
@@ -146,6 +150,7 @@ impl Cuda {
                 aside: OnceLock::new(),
                 capturing: AtomicU64::new(0),
             }),
+            batch_invariant: false,
         })
     }
 

@@ -10,7 +10,7 @@ use mla_runtime::device::{
     check_product, check_scatter, check_write,
 };
 use mla_runtime::plan::crossover::Machine;
-use mla_runtime::spec::{Cause, Platform, Target};
+use mla_runtime::spec::{Cause, Platform, Problem, Target};
 use mla_runtime::tensor::{
     ArrayRef, CacheLayout, CacheMut, CacheRef, Layout, LseConvention, LseMut, LseRef, Memory,
     TensorMut, TensorRef,
@@ -169,7 +169,19 @@ impl Device for Cuda {
     }
 
     fn check_operand(&self, field: &'static str, layout: &Layout) -> Result<()> {
-        blas::check_operand(field, layout)
+        blas::check_operand(field, layout)?;
+        match self.batch_invariant {
+            true => head_gemm::check_operand(field, layout),
+            false => Ok(()),
+        }
+    }
+
+    fn batch_invariant(&self, problem: &Problem) -> Result<Self> {
+        head_gemm::check_problem(problem)?;
+        Ok(Self {
+            batch_invariant: true,
+            ..self.clone()
+        })
     }
 
     fn gemm(
@@ -308,7 +320,7 @@ impl Device for Cuda {
     ) -> Result<()> {
         let (a, b, c) = absorption(&query, &weights, &mut to)?;
         self.check_product(&a, &b, &c)?;
-        if !head_gemm::fits(Fusion::CacheWrite, &a, &b, &c) {
+        if !self.takes_head_gemm(Fusion::CacheWrite, &a, &b, &c) {
             return rows.write_then_absorb(self, &query, &weights, to);
         }
         let product = head_gemm::params(&a, &b, c, false)?;
@@ -571,6 +583,17 @@ impl Cuda {
         self.gpu().capability >= DEPENDENT_LAUNCH
     }
 
+    /// Returns true if this crate's kernel is to compute `c[i] = a[i] · b[i]`.
+    fn takes_head_gemm(
+        &self,
+        fusion: Fusion,
+        a: &TensorRef<'_, Self>,
+        b: &TensorRef<'_, Self>,
+        c: &TensorMut<'_, Self>,
+    ) -> bool {
+        head_gemm::takes(a, b, c) && (self.batch_invariant || head_gemm::is_faster(fusion, c))
+    }
+
     fn product(
         &self,
         a: TensorRef<'_, Self>,
@@ -587,8 +610,19 @@ impl Cuda {
         if k == 0 {
             return self.clear(c);
         }
+        if self.batch_invariant
+            && let Some(rows) = cache_expand::rows(self, &a, &b, &c)?
+        {
+            let params = cache_expand::params(rows, &b, c)?;
+            self.bind()?;
+            // SAFETY: the tensors were checked to hold what their layouts say, and the layouts
+            // agree. The output is borrowed mutably, so the inputs do not overlap it.
+            return unsafe {
+                raw::check("gemm", raw::mla_cache_expand(&params, self.raw_stream()))
+            };
+        }
         self.bind()?;
-        if head_gemm::fits(Fusion::Alone, &a, &b, &c) {
+        if self.takes_head_gemm(Fusion::Alone, &a, &b, &c) {
             let params = head_gemm::params(&a, &b, c, ready)?;
             // SAFETY: the tensors were checked to hold what their layouts say, and the layouts
             // agree. The output is borrowed mutably, so the inputs do not overlap it. The kernel
@@ -597,6 +631,12 @@ impl Cuda {
             return unsafe { raw::check("gemm", raw::mla_head_gemm(&params, self.raw_stream())) };
         }
         let layout = *c.layout();
+        if self.batch_invariant {
+            let given = format!("{} by {} into {layout}", a.layout(), b.layout());
+            let accepted = "with batch_invariant, bf16 or f16, k and n of multiples of 64, other \
+                            strides than 1 of 8, and addresses of 16 bytes";
+            return Err(Error::argument("gemm", given, accepted));
+        }
         let c = (c.into_bytes().address(), &layout);
         let (a, b) = ((a.bytes(), a.layout()), (b.bytes(), b.layout()));
         self.blas().gemm(a, b, c)

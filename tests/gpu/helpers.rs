@@ -9,6 +9,7 @@ use mla_kernels::{Cuda, present_gpu, raw};
 use mla_runtime::Result;
 use mla_runtime::device::{Device, Fp8Blocks, GatherRows};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, RotaryStyle};
+use mla_runtime::spec::Problem;
 use mla_runtime::tensor::{
     ArrayRef, Base2TokensFirst, BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides, Layout,
     LseConvention, LseLayout, LseRef, Memory, Natural, Rotary, TensorMut, TensorRef,
@@ -509,6 +510,91 @@ fn cache_rows_are_gathered_as_on_the_cpu() {
     }
 }
 
+/// Gathers rows and multiplies them by weights, in one operation or in two. Returns the product and
+/// the rotary parts.
+fn expanded(gpu: &Cuda, case: &Gather, weights: &Tensor, in_two: bool) -> (Tensor, Vec<u8>) {
+    let [_, _, columns] = weights.layout.shape;
+    let product = Layout::contiguous(weights.layout.dtype, [1, case.rows(), columns]);
+    let weights = On::new(gpu, weights).unwrap();
+    let mut to = On::new(gpu, &Tensor::poison(product, 0)).unwrap();
+    let rope = if in_two {
+        let (bytes, rope) = run_gather(gpu, case).unwrap();
+        let latent = Tensor {
+            bytes,
+            ..case.latent.clone()
+        };
+        let latent = On::new(gpu, &latent).unwrap();
+        let a = latent.read().unwrap().transpose(0, 1);
+        let constant = weights.read().and_then(|it| it.constant(gpu)).unwrap();
+        gpu.gemm(a, constant, to.write().unwrap()).unwrap();
+        rope
+    } else {
+        run_expansion(gpu, case, Some((&weights, &mut to)))
+            .unwrap()
+            .1
+    };
+    (to.host(gpu).unwrap(), rope)
+}
+
+/// Checks that a batch-invariant device expands rows to the same bits, whatever the number of rows
+/// and of segments, and whether they come from pages or from a tensor.
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
+fn batch_invariant_rows_are_expanded_alike() {
+    let problem = Problem::new(dims(512, 64), 16, DType::BF16);
+    let gpu = &*gpu();
+    let device = &gpu.batch_invariant(&problem).unwrap();
+    for seed in 0..16 {
+        let rng = &mut rng(seed);
+        let dtype = pick(rng, &[DType::BF16, DType::F16]);
+        let page_size = pick(rng, &[64, 128, 192]);
+        let layout = CacheLayout::contiguous(dims(512, 64), KvFormat::of(dtype), 1, page_size);
+        let weights = Layout {
+            dtype,
+            shape: [1, 512, 512],
+            strides: [512 * 512, 1, 512],
+        };
+        let weights = Tensor::random(rng, weights, 0);
+        let segments = pick(rng, &[1, 2, 31, 32, 33, 40]);
+        let lens: Vec<(usize, usize)> = (0..segments)
+            .map(|_| {
+                let start = pick(rng, &[0, 0, 64, page_size, 37]);
+                let max = 1 + 1200 / segments;
+                (start, rng.random_range(0..max))
+            })
+            .chain([(0, 1)])
+            .collect();
+        let case = gather_of(rng, layout, dtype, &lens, 0);
+        let run = |device, in_two| expanded(device, &case, &weights, in_two).0;
+        let (one, two) = (run(device, false), run(device, true));
+        assert_eq!(
+            difference(&one.bytes, &two.bytes),
+            None,
+            "seed {seed}, {} rows of {segments} segments",
+            case.rows()
+        );
+        // Each row alone, as a row of a tensor.
+        let latent = run_gather(device, &case).unwrap().0;
+        let ([_, _, columns], pitch) = (weights.layout.shape, case.latent.layout.strides[0] * 2);
+        for row in [0, case.rows() / 2, case.rows() - 1] {
+            let layout = |width| Layout::contiguous(dtype, [1, 1, width]);
+            let latent = Tensor {
+                bytes: latent[row * pitch..row * pitch + 1024].to_vec(),
+                offset: 0,
+                layout: layout(512),
+            };
+            let latent = On::new(device, &latent).unwrap();
+            let weights = On::new(device, &weights).unwrap();
+            let mut to = On::new(device, &Tensor::poison(layout(columns), 0)).unwrap();
+            let [a, b] = [latent.read().unwrap(), weights.read().unwrap()];
+            device.gemm(a, b, to.write().unwrap()).unwrap();
+            let alone = to.download(device).unwrap();
+            let whole = &one.bytes[row * columns * 2..(row + 1) * columns * 2];
+            assert_eq!(difference(&alone, whole), None, "seed {seed}, row {row}");
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn cached_rows_are_expanded_as_gathered_rows_are() {
@@ -539,28 +625,7 @@ fn cached_rows_are_expanded_as_gathered_rows_are() {
             strides: [512 * columns, 1, 512],
         };
         let weights = Tensor::random(rng, weights, 0);
-        let product = Layout::contiguous(dtype, [1, rows, columns]);
-        let run = |alone: bool| {
-            let weights = On::new(gpu, &weights).unwrap();
-            let mut to = On::new(gpu, &Tensor::poison(product, 0)).unwrap();
-            let rope = if alone {
-                let (bytes, rope) = run_gather(gpu, &case).unwrap();
-                let latent = Tensor {
-                    bytes,
-                    ..case.latent.clone()
-                };
-                let latent = On::new(gpu, &latent).unwrap();
-                let a = latent.read().unwrap().transpose(0, 1);
-                let constant = weights.read().and_then(|it| it.constant(gpu)).unwrap();
-                gpu.gemm(a, constant, to.write().unwrap()).unwrap();
-                rope
-            } else {
-                run_expansion(gpu, &case, Some((&weights, &mut to)))
-                    .unwrap()
-                    .1
-            };
-            (to.host(gpu).unwrap(), rope)
-        };
+        let run = |alone| expanded(gpu, &case, &weights, alone);
         let (want, want_rope) = run(true);
         let (got, rope) = run(false);
         assert_eq!(difference(&rope, &want_rope), None, "rope, seed {seed}");

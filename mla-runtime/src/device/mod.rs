@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use crate::model::DType;
 use crate::plan::crossover::Machine;
 use crate::setters::options;
-use crate::spec::{Cause, Platform, Target};
+use crate::spec::{Cause, Feature, Platform, Problem, Target};
 use crate::tensor::{
     ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides, Layout, LseConvention,
     LseMut, LseRef, Memory, Rotary, TensorMut, TensorRef,
@@ -74,6 +74,18 @@ impl<D: Device> GatherRows<'_, D> {
         let (mut latent, rope) = gathered;
         device.gather_cache(cache, self, latent.reborrow(), rope)?;
         device.gemm(latent.as_ref().transpose(0, 1), weights, to)
+    }
+}
+
+/// Returns the handle whose operations keep what the problem asks for.
+///
+/// # Errors
+///
+/// If the problem is batch-invariant, and the device refuses it.
+pub(crate) fn for_problem<D: Device>(device: &D, problem: &Problem) -> Result<D> {
+    match problem.features.contains(Feature::BatchInvariant) {
+        true => device.batch_invariant(problem),
+        false => Ok(device.clone()),
     }
 }
 
@@ -283,14 +295,15 @@ pub trait Device: Memory {
         Ok(())
     }
 
-    /// Checks that a row gets the same bits in every operation, whatever other rows the operation
-    /// has. The layer calls this for problems with
+    /// Returns a handle to this device whose operations give a row the same bits, whatever other
+    /// rows an operation has. Layers and indexers use this handle for problems with
     /// [`BatchInvariant`](crate::spec::Feature::BatchInvariant).
     ///
     /// # Errors
     ///
-    /// If the device does not guarantee that. By default it guarantees nothing.
-    fn check_batch_invariant(&self) -> Result<()> {
+    /// If the device has no such operations for this problem. By default it has none.
+    fn batch_invariant(&self, problem: &Problem) -> Result<Self> {
+        let _ = problem;
         let accepted = "none: this device chooses the order of a product's sums by its rows";
         Err(Error::argument("features", "batch_invariant", accepted))
     }

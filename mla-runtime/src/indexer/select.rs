@@ -6,7 +6,7 @@ use super::device::{check_gates, check_pools};
 use super::workspace::Selected;
 use super::{IndexCacheMut, IndexDevice, IndexKeys, IndexQueries, IndexRows, IndexerWorkspace};
 use crate::backend::{DecodeBatch, DecodeStage, PrefillStage, StepLimits};
-use crate::device::Device;
+use crate::device::{Device, for_problem};
 use crate::layer::Workspace;
 use crate::model::{DType, IndexerConfig};
 use crate::plan::index::IndexNeeds;
@@ -115,7 +115,7 @@ impl<D: IndexDevice> Indexer<D> {
             ));
         }
         Ok(Self {
-            device: device.clone(),
+            device: for_problem(device, problem)?,
             config: *config,
             problem: *problem,
         })

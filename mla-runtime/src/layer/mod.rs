@@ -131,7 +131,7 @@ use crate::backend::{
     DecodeBackend, DecodeStage, LayerConfig, PrefillBackend, PrefillStage, SelectedDecode,
     SelectedPrefill, StepLimits,
 };
-use crate::device::{CacheRows, Device};
+use crate::device::{CacheRows, Device, for_problem};
 use crate::plan::crossover;
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan, RegionName};
 use crate::spec::{BackendSpec, Feature, Field, KeyLayout, Phase, QueryLen};
@@ -153,9 +153,8 @@ impl<P: PrefillBackend, D: DecodeBackend<Device = P::Device>> MlaLayer<P, D> {
     ///
     /// The errors of [`Self::new`]. Also if a backend cannot be made.
     pub fn of(device: &P::Device, config: &LayerConfig) -> Result<Self> {
-        check(&P::SPEC, &D::SPEC, device, config)?;
         Ok(Self {
-            device: device.clone(),
+            device: check(&P::SPEC, &D::SPEC, device, config)?,
             config: *config,
             prefill: P::new(device, config)?,
             decode: D::new(device, config)?,
@@ -193,9 +192,8 @@ impl<D: Device> MlaLayer<SelectedPrefill<D>, SelectedDecode<D>> {
                 return Err(Error::argument(field, given, accepted));
             }
         }
-        check(prefill.spec(), decode.spec(), device, config)?;
         Ok(Self {
-            device: device.clone(),
+            device: check(prefill.spec(), decode.spec(), device, config)?,
             config: *config,
             prefill,
             decode,
@@ -203,13 +201,14 @@ impl<D: Device> MlaLayer<SelectedPrefill<D>, SelectedDecode<D>> {
     }
 }
 
-/// Checks the problem and the backends of a layer. The backends make further checks of their own.
+/// Checks the problem and the backends of a layer, and returns the layer's device. The backends
+/// make further checks of their own.
 fn check<D: Device>(
     prefill: &BackendSpec,
     decode: &BackendSpec,
     device: &D,
     config: &LayerConfig,
-) -> Result<()> {
+) -> Result<D> {
     let problem = &config.problem;
     let fault = problem.fault();
     // The backend's own error about page sizes lists those that it supports.
@@ -255,19 +254,18 @@ fn check<D: Device>(
             return Err(Error::argument(field, given, accepted));
         }
     }
-    if problem.features.contains(Feature::BatchInvariant) {
-        device.check_batch_invariant()?;
-        if problem.query_len == QueryLen::Uniform {
-            let accepted = "single or ragged, as the batch_invariant layer has no path for the \
-                            batch's most frequent length";
-            return Err(Error::argument("query_len", "uniform", accepted));
-        }
+    let is_uniform = problem.query_len == QueryLen::Uniform;
+    if is_uniform && problem.features.contains(Feature::BatchInvariant) {
+        let accepted = "single or ragged, as the batch_invariant layer has no path for the \
+                        batch's most frequent length";
+        return Err(Error::argument("query_len", "uniform", accepted));
     }
-    Ok(())
+    for_problem(device, problem)
 }
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
-    /// The device.
+    /// The device. For a batch-invariant problem, it is the handle whose operations are
+    /// batch-invariant ([`Device::batch_invariant`]).
     pub fn device(&self) -> &P::Device {
         &self.device
     }

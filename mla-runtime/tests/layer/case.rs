@@ -28,6 +28,8 @@ pub(crate) struct Case {
     pub(crate) dense_within: u32,
     /// True if a new token sees only the tokens of its request up to itself.
     pub(crate) causal: bool,
+    /// True if a request's bits must not depend on the other requests.
+    pub(crate) batch_invariant: bool,
     /// True if W_kv_b has the layout of published checkpoints, `[H·(P+V), L]`.
     pub(crate) transposed_weights: bool,
     pub(crate) query_scaling: Option<QueryScaling>,
@@ -51,6 +53,7 @@ impl Case {
             split_cache: false,
             dense_within: 0,
             causal: true,
+            batch_invariant: false,
             transposed_weights: true,
             query_scaling: None,
             seed: 1,
@@ -72,6 +75,7 @@ impl Case {
     pub(crate) fn config(&self) -> LayerConfig {
         let asked = [
             (self.split_cache, Feature::SplitCache),
+            (self.batch_invariant, Feature::BatchInvariant),
             (self.query_scaling.is_some(), Feature::QueryScales),
         ];
         let asked = asked.into_iter().filter(|(is_asked, _)| *is_asked);

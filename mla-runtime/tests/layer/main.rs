@@ -953,6 +953,7 @@ fn cases() -> impl Strategy<Value = Case> {
                 split_cache: false,
                 dense_within: 0,
                 causal: seed % 4 > 0,
+                batch_invariant: false,
                 transposed_weights,
                 seed,
             }

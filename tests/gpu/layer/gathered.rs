@@ -6,14 +6,14 @@ use mla_kernels::backends::sm90::WgmmaAttn;
 use mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits};
 use mla_runtime::layer::MlaLayer;
 use mla_runtime::model::{DType, KvFormat};
-use mla_runtime::spec::{BackendSpec, Phase, Platform, QueryLen};
+use mla_runtime::spec::{BackendSpec, Feature, FeatureSet, Phase, Platform, QueryLen};
 use mla_runtime::{Error, Result};
 
 use super::batch::{Batch, Case};
 use crate::common::gpu;
 
 /// Placeholder for a decode backend. A step without decodes never calls it.
-struct NoDecode;
+pub(super) struct NoDecode;
 
 impl DecodeBackend for NoDecode {
     type Device = Cuda;
@@ -22,6 +22,7 @@ impl DecodeBackend for NoDecode {
 
     const SPEC: BackendSpec = BackendSpec::new("NO_DECODE", Phase::Decode, Platform::Cuda)
         .with_query_len(QueryLen::Ragged)
+        .with_features(FeatureSet::of(&[Feature::BatchInvariant]))
         .with_kv_formats(KvFormat::ALL);
 
     fn new(_: &Cuda, _: &LayerConfig) -> Result<Self> {

@@ -12,6 +12,7 @@ mod faults;
 mod gathered;
 mod graphs;
 mod handles;
+mod invariance;
 mod parts;
 mod places;
 mod products;

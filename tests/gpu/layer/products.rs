@@ -1,10 +1,11 @@
 //! Tests of GEMMs of few tokens with a matrix per head, on both sides of the size from which on
-//! cuBLAS is used.
+//! cuBLAS is used, and of the GEMMs of batch-invariant layers.
 
 use mla_cpu::Cpu;
 use mla_runtime::Result;
 use mla_runtime::device::Device;
-use mla_runtime::model::DType;
+use mla_runtime::model::{DType, MlaDims};
+use mla_runtime::spec::Problem;
 use mla_runtime::tensor::Layout;
 use rand::RngExt as _;
 
@@ -131,4 +132,86 @@ fn a_row_is_the_same_among_however_many() {
             }
         }
     }
+}
+
+/// Returns true if the rows of some numbers of tokens have other bits than those of all tokens.
+fn rows_differ<D: Device>(device: &D, shape: [usize; 3], strides: [usize; 3]) -> bool {
+    let mut rng = rng(7);
+    let [heads, k, n] = shape;
+    let weights = Layout {
+        dtype: DType::BF16,
+        shape,
+        strides,
+    };
+    let weights = Tensor::random(&mut rng, weights, 0);
+    let rows = |tokens, width| Layout::contiguous(DType::BF16, [tokens, heads, width]);
+    let max = if heads == 1 { 1200 } else { 200 };
+    let all = Tensor::random(&mut rng, rows(max, k), 0);
+    let whole = run(device, &all, &weights, &Tensor::poison(rows(max, n), 0)).unwrap();
+    let counts = [
+        1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 1000, 1023, 1024, 1025,
+    ];
+    let mut differ = false;
+    for tokens in counts.into_iter().filter(|tokens| *tokens <= max) {
+        let first = rng.random_range(0..=max - tokens);
+        let part = Tensor {
+            bytes: all.bytes[first * heads * k * 2..(first + tokens) * heads * k * 2].to_vec(),
+            layout: rows(tokens, k),
+            ..all
+        };
+        let given = run(device, &part, &weights, &Tensor::poison(rows(tokens, n), 0)).unwrap();
+        let row = heads * n * 2;
+        differ |= given.bytes != whole.bytes[first * row..(first + tokens) * row];
+    }
+    differ
+}
+
+/// Checks that a row of a batch-invariant device's GEMM has the same bits among any number of rows,
+/// at any place. The shapes are those of W_UK, W_UV, W_kv_b and an indexer's W_qb.
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
+fn a_batch_invariant_row_is_the_same_among_however_many() {
+    let free = &*gpu();
+    let device = free
+        .batch_invariant(&Problem::new(MlaDims::R1, 16, DType::BF16))
+        .unwrap();
+    let mut freely = 0;
+    for (shape, strides) in [
+        ([16, 128, 512], [128 * 512, 512, 1]),
+        ([128, 128, 512], [128 * 512, 512, 1]),
+        ([16, 512, 128], [128 * 512, 1, 512]),
+        ([16, 512, 128], [512 * 128, 128, 1]),
+        ([1, 512, 4096], [0, 1, 512]),
+        ([1, 512, 4096], [0, 4096, 1]),
+        ([1, 256, 1024], [0, 1, 256]),
+        ([1, 1536, 1024], [0, 1, 1536]),
+    ] {
+        assert!(
+            !rows_differ(&device, shape, strides),
+            "{shape:?}, strides {strides:?}"
+        );
+        freely += usize::from(rows_differ(free, shape, strides));
+    }
+    // The control experiment.
+    assert!(freely > 0);
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
+fn products_without_an_own_kernel_are_refused_by_a_batch_invariant_device() {
+    let gpu = &*gpu();
+    let problem = |dtype| Problem::new(MlaDims::R1, 16, dtype);
+    let refused = gpu.batch_invariant(&problem(DType::F32)).map(drop);
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "dtype: given f32, accepted bf16 or f16, with batch_invariant"
+    );
+    let device = gpu.batch_invariant(&problem(DType::BF16)).unwrap();
+    let mut rng = rng(8);
+    let rows = |width| Layout::contiguous(DType::BF16, [5, 2, width]);
+    let input = Tensor::random(&mut rng, rows(24), 0);
+    let weights = Tensor::random(&mut rng, Layout::contiguous(DType::BF16, [2, 24, 56]), 0);
+    let refused = run(&device, &input, &weights, &Tensor::poison(rows(56), 0)).map(drop);
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.starts_with("gemm: given "), "{refused}");
 }
