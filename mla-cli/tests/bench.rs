@@ -259,6 +259,21 @@ fn a_cache_of_two_tensors_competes_with_one_of_rows() {
 }
 
 #[test]
+fn the_batch_invariant_mode_competes_with_the_free_one() {
+    let line = format!("2q1s64 2q3s40_q70 --batch-invariant off,on {TOY}");
+    let (text, report) = bench("batch_invariant", &line);
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 2);
+    for row in rows {
+        assert_eq!(row["errors"]["pass"], true, "{row}");
+    }
+    for switch in ["off", "on"] {
+        let contender = format!("batch_invariant={switch}");
+        assert!(text.contains(&contender), "{text}");
+    }
+}
+
+#[test]
 fn rows_in_an_order_of_the_engine_s_own_are_checked_and_timed() {
     let line = format!("3q1s70_2q4s33_q30_q9s40 --own-rows off,on --threshold 8 {TOY}");
     let (text, report) = bench("own_rows", &line);

@@ -7,7 +7,7 @@ use mla_runtime::backend::LayerConfig;
 use mla_runtime::batch::Request;
 use mla_runtime::model::ModelConfig;
 use mla_runtime::plan::crossover;
-use mla_runtime::spec::{GraphSupport, Phase, Problem, QueryLen};
+use mla_runtime::spec::{Feature, GraphSupport, Phase, Problem, QueryLen};
 
 use super::axes::{Batch, Model, batches, models};
 use super::rows::{BenchContext, Rows};
@@ -34,6 +34,8 @@ pub(crate) fn sweep<D: Stopwatch>(
     let pages = settings.page.clone().unwrap_or_else(|| vec![64]);
     let split_caches = settings.split_cache.as_deref().unwrap_or(&[Switch::Off]);
     let forms = |page| split_caches.iter().map(move |split| (page, *split));
+    let modes = settings.batch_invariant.as_deref();
+    let modes = modes.unwrap_or(&[Switch::Off]);
     let mut sweep = Sweep {
         rows: Rows::new(context, settings),
         compared: [settings.several(&OF_CASE), settings.several(&OF_CONTENDER)],
@@ -51,9 +53,15 @@ pub(crate) fn sweep<D: Stopwatch>(
                             let problem = Problem::new(model.config.dims, heads, model.dtype)
                                 .with_kv_format(kv_format)
                                 .with_page_size(page)
-                                .with_features(cache_features(split == Switch::On))
                                 .with_sparse(lists.is_some());
-                            sweep.batch(model, &problem, batch, *lists)?;
+                            for mode in modes {
+                                let mut features = cache_features(split == Switch::On);
+                                if *mode == Switch::On {
+                                    features = features.with(Feature::BatchInvariant);
+                                }
+                                let problem = problem.with_features(features);
+                                sweep.batch(model, &problem, batch, *lists)?;
+                            }
                         }
                     }
                 }
@@ -333,7 +341,12 @@ impl<D: Stopwatch> Sweep<'_, D> {
     ) -> Result<(), CliError> {
         let paths = Paths::of(&batch.spec, layer.threshold);
         self.note_step(batch, layer, &paths);
-        let problem = problem.with_query_len(paths.query_len(layer.query_chunk));
+        let is_batch_invariant = problem.features.contains(Feature::BatchInvariant);
+        let query_len = match paths.query_len(layer.query_chunk) {
+            QueryLen::Uniform if is_batch_invariant => QueryLen::Ragged,
+            query_len => query_len,
+        };
+        let problem = problem.with_query_len(query_len);
         let problem = with_graphs(problem, self.rows.context.graphs, Phase::Decode);
         let config = LayerConfig::new(problem, model.config.softmax_scale() as f32);
         let mut prefills = self.rows.contenders.of(&problem, Phase::Prefill)?;
@@ -417,11 +430,16 @@ impl<D: Stopwatch> Sweep<'_, D> {
         parameters.insert("heads", problem.heads.to_string());
         parameters.insert("kv", problem.kv_format.to_string());
         parameters.insert("page", problem.page_size.to_string());
-        let split = match problem.has_split_cache() {
-            true => Switch::On,
-            false => Switch::Off,
-        };
-        parameters.insert("split_cache", split.name().to_owned());
+        for (key, is_on) in [
+            ("split_cache", problem.has_split_cache()),
+            (
+                "batch_invariant",
+                problem.features.contains(Feature::BatchInvariant),
+            ),
+        ] {
+            let switch = if is_on { Switch::On } else { Switch::Off };
+            parameters.insert(key, switch.name().to_owned());
+        }
         parameters.extend(more);
         let [case, contender] = [(0, &*batch.text), (1, contender)].map(|(of, name)| {
             let keys = self.compared[of].iter();

@@ -30,9 +30,10 @@ pub(super) const OF_CASE: [&str; 8] = [
 
 /// The keys that distinguish contenders, besides their names. A contender is a way to compute a
 /// case.
-pub(super) const OF_CONTENDER: [&str; 6] = [
+pub(super) const OF_CONTENDER: [&str; 7] = [
     "page",
     "split_cache",
+    "batch_invariant",
     "threshold",
     "query_chunk",
     "rows",
@@ -132,6 +133,10 @@ pub struct Settings {
     #[arg(long, value_name = "SWITCH", value_delimiter = ',')]
     #[serde(deserialize_with = "list")]
     pub split_cache: Option<Vec<Switch>>,
+    /// Ask for results whose bits do not depend on the batch [default: off].
+    #[arg(long, value_name = "SWITCH", value_delimiter = ',')]
+    #[serde(deserialize_with = "list")]
+    pub batch_invariant: Option<Vec<Switch>>,
     /// Number of entries of each query token's list of slots. Attention is then sparse and
     /// absorbed, and measured alone [default: attend to the whole context].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = list_width)]
