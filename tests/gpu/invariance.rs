@@ -54,7 +54,7 @@ fn compare<B: DecodeBackend<Device = Cuda>>(
     let query_lens = (0..lens.len()).map(|request| 1 + request % shape.query);
     DecodeCase {
         query_lens: query_lens.collect(),
-        trial: Trial::AmongOthers(10),
+        trial: Trial::AmongOthers(3),
         ..DecodeCase::new(problem, lens)
     }
     .check::<B>(device)
@@ -69,9 +69,9 @@ fn check<B: DecodeBackend<Device = Cuda>>(shapes: &[Shape]) {
     let mut differ = 0;
     for shape in shapes {
         // For many rows of the longest context, the f64 reference would take minutes.
-        let longest = 65_536 / (shape.heads as usize * shape.query / 16).max(1);
+        let longest = 32_768 / (shape.heads as usize * shape.query / 16).max(1);
         let long = [63, 4096, 12_289, longest, 1, 12_287, 65, 64].map(|len| len.min(longest));
-        let many: Vec<_> = (0..150).map(|_| rng.random_range(0..900)).collect();
+        let many: Vec<_> = (0..40).map(|_| rng.random_range(0..900)).collect();
         for lens in [&long[..], &many] {
             let name = format!(
                 "{} heads, {} query tokens, {}, {} requests",
@@ -106,12 +106,9 @@ fn check<B: DecodeBackend<Device = Cuda>>(shapes: &[Shape]) {
 fn mma_mla_requests_have_the_bits_that_they_have_alone() {
     check::<MmaMla>(&[
         shape(16, 1),
-        shape(20, 1),
-        shape(16, 4),
-        shape(64, 1),
+        shape(20, 2),
         shape(128, 1),
-        quantised(16, 1, KvFormat::Fp8),
-        quantised(64, 2, KvFormat::Fp8),
+        quantised(64, 1, KvFormat::Fp8),
     ]);
     check::<MmaMlaScaled>(&[
         quantised(16, 1, KvFormat::Fp8DsMla),
