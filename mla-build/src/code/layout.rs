@@ -128,10 +128,9 @@ impl Layouts {
             "i16" | "u16" => Some(Layout::of_scalar(2)),
             "i32" | "u32" | "f32" => Some(Layout::of_scalar(4)),
             "i64" | "u64" | "f64" | "usize" | POINTER => Some(Layout::of_scalar(8)),
-            "CUtensorMap" => Some(Layout {
-                alignment: 64,
-                ..Layout::of_scalar(128)
-            }),
+            // CUDA 13 aligns it to its size. Older versions align it to 64; code of theirs is
+            // refused if that changes the size of a structure.
+            "CUtensorMap" => Some(Layout::of_scalar(128)),
             // A divisor of CUTLASS, with the numbers by which it multiplies and shifts instead.
             "cutlass::FastDivmod" => {
                 let mut layout = Layout::default();
@@ -335,7 +334,8 @@ mod tests {
             assert_eq!(layouts.of(name), None, "{name}");
         }
     }
-    // An array and a tensor map have more bytes than their alignment.
+
+    // An array has more bytes than its alignment.
     #[test]
     fn a_structure_is_aligned_as_its_elements_are() {
         let bindings = "
@@ -401,8 +401,8 @@ mod tests {
             ("by[1].divisor", 144),
             ("by[1].multiplier", 148),
             ("by[1].shift_right", 152),
-            ("queries", 192),
+            ("queries", 256),
         ];
-        assert_eq!(offsets("Maps"), (320, named(&maps)));
+        assert_eq!(offsets("Maps"), (384, named(&maps)));
     }
 }
