@@ -5,10 +5,6 @@
 //! Nothing is prepared, so a captured step can be replayed with other lists in the same arrays.
 
 use mla_runtime::mla_backend;
-use mla_runtime::spec::Run;
-
-use super::RUN_ON;
-
 #[cfg(feature = "sm80")]
 use {
     super::kernel::Portable,
@@ -21,14 +17,11 @@ use {
     mla_runtime::tensor::Memory as _,
 };
 
-// GPUs on which all tests of MMA_MLA_SPARSE_NARROW passed.
-const NOT_YET: &[Run] = &[];
-
-// A backend of this kernel: the caches and rows that it takes together, and where it has run.
+// A backend of this kernel: the caches and rows that it takes together.
 macro_rules! sparse_backend {
     (
         $(#[$about:meta])*
-        $backend:ident, name = $name:tt, run_on = $run_on:tt, kv = $kv:tt, cache_dims = $rows:tt
+        $backend:ident, name = $name:tt, kv = $kv:tt, cache_dims = $rows:tt
     ) => {
         $(#[$about])*
         #[derive(Debug)]
@@ -45,7 +38,7 @@ macro_rules! sparse_backend {
             feature = "sm80",
             sm = "80+",
             compiled = raw::compiled::SM80,
-            run_on = $run_on,
+            run_on = super::RUN_ON,
             dtypes = "f16,bf16",
             kv = $kv,
             cache_dims = $rows,
@@ -108,7 +101,6 @@ sparse_backend! {
     /// scales. A sink per head takes part in the softmax.
     MmaMlaSparse,
     name = "MMA_MLA_SPARSE",
-    run_on = RUN_ON,
     kv = "f16,bf16,fp8,fp8_ds_mla,fp8_per_token",
     cache_dims = "(512,64)"
 }
@@ -118,7 +110,6 @@ sparse_backend! {
     /// GLM-5.3-Flash. Caches have the queries' dtype, or e4m3 with one scale.
     MmaMlaSparseNarrow,
     name = "MMA_MLA_SPARSE_NARROW",
-    run_on = NOT_YET,
     kv = "f16,bf16,fp8",
     cache_dims = "(512,0)"
 }

@@ -30,7 +30,7 @@ const RUN_ON: &[Run] = &[Run {
     gpu: "H200",
     capability: Capability::new(9, 0),
     date: "2026-11-29",
-    commit: "9ae9cf6",
+    commit: "1289b65",
 }];
 
 #[cfg(feature = "sm80")]

@@ -5,20 +5,14 @@
 //! lengths there. A captured step can therefore be replayed with other lengths and pages in the
 //! same arrays.
 
-use mla_runtime::spec::Run;
-
 use super::RUN_ON;
 use crate::backends::template::dense_backend;
 
-// GPUs on which all tests of a backend passed. Of WGMMA_MLA_NARROW all but one did on an H200: the
-// comparison of random batches with f64 did not end within 490 s.
-const NOT_YET: &[Run] = &[];
-
-// A backend of this kernel: the caches and rows that it takes together, and where it has run.
+// A backend of this kernel: the caches and rows that it takes together.
 macro_rules! hopper_backend {
     (
         $(#[$about:meta])*
-        $backend:ident, name = $name:tt, run_on = $run_on:tt, kv = $kv:tt, cache_dims = $rows:tt,
+        $backend:ident, name = $name:tt, kv = $kv:tt, cache_dims = $rows:tt,
         features = $features:tt
     ) => {
         dense_backend! {
@@ -29,7 +23,7 @@ macro_rules! hopper_backend {
             provider = "native",
             sm = "90",
             compiled = crate::raw::compiled::SM90,
-            run_on = $run_on,
+            run_on = RUN_ON,
             dtypes = "f16,bf16",
             kv = $kv,
             cache_dims = $rows,
@@ -55,7 +49,6 @@ hopper_backend! {
     /// e4m3 with one scale.
     WgmmaMla,
     name = "WGMMA_MLA",
-    run_on = RUN_ON,
     kv = "f16,bf16,fp8",
     cache_dims = "(512,64)",
     features = "deterministic,nan_propagation,strided_outputs,split_cache,non_causal"
@@ -66,7 +59,6 @@ hopper_backend! {
     /// no rotary part, of Mistral-Small-4 and of MiniCPM3. Caches have the queries' dtype.
     WgmmaMlaNarrow,
     name = "WGMMA_MLA_NARROW",
-    run_on = NOT_YET,
     kv = "f16,bf16",
     cache_dims = "(512,0)|(256,64)|(256,32)",
     features = "deterministic,nan_propagation,strided_outputs,split_cache,non_causal"
@@ -77,7 +69,6 @@ hopper_backend! {
     /// row pitch is a multiple of 16 bytes, at least 656.
     WgmmaMlaPerToken,
     name = "WGMMA_MLA_PER_TOKEN",
-    run_on = NOT_YET,
     kv = "fp8_per_token",
     cache_dims = "(512,64)",
     features = "deterministic,nan_propagation,strided_outputs,non_causal"
