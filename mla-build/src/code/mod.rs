@@ -112,9 +112,9 @@ pub struct Field {
 ///
 /// Expressions compute with whole numbers, parameters (`token_tiles`), fields (`p.tokens`) and
 /// choices. They have `+`, `-`, `*`, `/` rounding up, `//` rounding down, `%`, parentheses,
-/// `min(a, b)`, `max(a, b)`, `exp2(a)`, and `log2(a)`, which rounds up and is 0 for 0. Quotients and
-/// remainders by 0 are 0. The comparisons `<`, `<=` and `==` are 1 or 0 and bind least. `if(a, b,
-/// c)` is `b` unless `a` is 0, and `inverse(a)` the bits of the f32 1 / a, or 0 for 0.
+/// `min(a, b)`, `max(a, b)`, `exp2(a)`, and `log2(a)`, which rounds up and is 0 for 0. Quotients
+/// and remainders by 0 are 0. The comparisons `<`, `<=` and `==` are 1 or 0 and bind least. `if(a,
+/// b, c)` is `b` unless `a` is 0, and `inverse(a)` the bits of the f32 1 / a, or 0 for 0.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
     /// The calls for which this launch is made.
