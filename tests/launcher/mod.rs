@@ -1,5 +1,5 @@
-//! A launch, worked out of a kernel's row of `code.json` and the numbers of a call. This contains no
-//! offset of a parameter and nothing of a kernel.
+//! A launch, worked out of a kernel's row of `code.json` and the numbers of a call. This contains
+//! no offset of a parameter and nothing of a kernel.
 
 use std::collections::BTreeMap;
 
