@@ -215,7 +215,8 @@ fn a_launch_is_worked_out_of_a_row() {
                 { "name": "tokens", "type": "i32", "offset": 8, "bytes": 4 },
             ]},
             { "name": "tiles", "type": "u32", "offset": 16, "bytes": 4, "value": "p.tokens / 32" },
-            { "name": "by", "type": "f32", "offset": 20, "bytes": 4, "value": "inverse(tiles + 1)" },
+            { "name": "by", "type": "f32", "offset": 20, "bytes": 4,
+              "value": "inverse(tiles + 1)" },
         ],
         "launch": {
             "choices": { "splits": "CTAs of a cluster" },

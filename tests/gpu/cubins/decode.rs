@@ -252,7 +252,8 @@ fn portable_decode_has_the_librarys_bits_by_its_description_alone() {
             1,
             4096,
             "plain",
-            "64 of p.query_len * p.heads rows, KV tiles of 32 tokens, roles for warps, which hold 16",
+            "64 of p.query_len * p.heads rows, KV tiles of 32 tokens, roles for warps, which \
+             hold 16",
             1,
         ),
         (

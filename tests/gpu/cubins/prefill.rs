@@ -223,7 +223,8 @@ fn portable_prefill_has_the_librarys_bits_by_its_description_alone() {
             ("max_key_len", p.max_key_len.into()),
         ]));
         let call = format!(
-            "expanded attention of bf16, keys of 192 columns, values of 128, tiles of {rows} rows{which}"
+            "expanded attention of bf16, keys of 192 columns, values of 128, tiles of {rows} \
+             rows{which}"
         );
         let source = "cuda/sm80/prefill/instantiations/bf16_192_128.cu";
         // Without a workspace, the library divides no keys either.
