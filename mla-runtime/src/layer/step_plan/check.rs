@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::fmt::Display;
 
-use super::{StepRequest, checked_page};
+use super::StepRequest;
 use crate::backend::StepLimits;
 use crate::plan::slots::page_of;
 use crate::spec::Problem;
-use crate::{Error, Result};
+use crate::{Error, Result, room};
 
 /// The origin of a plan's requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,14 +18,15 @@ pub(super) enum Origin {
     Raw,
 }
 
-/// Refuses requests that contradict themselves or each other. Returns one more than the largest
-/// page number.
+/// Refuses requests that contradict themselves. Returns the pages that they use, one request's
+/// behind the other's. Each entry is converted once, since a foreign type may give another number
+/// each time.
 pub(super) fn requests<T: Copy + Display + TryInto<i64>>(
     problem: &Problem,
     limits: &StepLimits,
     requests: &[StepRequest<'_, T>],
     origin: Origin,
-) -> Result<usize> {
+) -> Result<Vec<i32>> {
     if requests.len() > limits.requests {
         let accepted = format!("at most the limit of {}", limits.requests);
         return Err(Error::argument("requests", requests.len(), accepted));
@@ -34,27 +35,31 @@ pub(super) fn requests<T: Copy + Display + TryInto<i64>>(
     if page == 0 {
         return Err(Error::argument("page_size", 0, "1 and up"));
     }
-    let (mut tokens, mut pages_end) = (0usize, 0);
+    let used = requests
+        .iter()
+        .map(|request| request.used(page).min(request.pages.len()));
+    let (mut tokens, mut pages) = (0usize, room::with_room(used.sum())?);
     for (index, request) in requests.iter().enumerate() {
         check_lens(index, request, limits, page, origin)?;
         tokens = tokens.saturating_add(request.new_tokens as usize);
         for (place, entry) in request.pages[..request.used(page)].iter().enumerate() {
-            let number = page_of(*entry).map_err(|accepted| {
+            pages.push(page_of(*entry).map_err(|accepted| {
                 let given = format!("{entry} at [{index}][{place}]");
                 Error::argument("requests.pages", given, accepted)
-            })?;
-            // A page number is 0 or above.
-            pages_end = pages_end.max(number as usize + 1);
+            })?);
         }
     }
     if tokens > limits.tokens {
         let accepted = format!("at most the limit of {}", limits.tokens);
         return Err(Error::argument("new tokens", tokens, accepted));
     }
-    if origin == Origin::Engine {
-        check_reads(page, requests, &writers(page, requests)?)?;
-    }
-    Ok(pages_end)
+    Ok(pages)
+}
+
+/// Refuses requests of which one writes a page that another one writes, or reads at a different
+/// index. They have the pages that they use, and no others.
+pub(super) fn check_pages(page: u32, requests: &[StepRequest<'_>]) -> Result<()> {
+    check_reads(requests, &writers(page, requests)?)
 }
 
 /// Refuses a request whose tokens and pages contradict each other.
@@ -94,19 +99,15 @@ fn check_lens<T>(
 
 /// Returns the request that writes each page, and the index of the page in that request. Refuses a
 /// second writer of a page.
-fn writers<T: Copy + Display + TryInto<i64>>(
-    page: u32,
-    requests: &[StepRequest<'_, T>],
-) -> Result<HashMap<i32, (usize, usize)>> {
+fn writers(page: u32, requests: &[StepRequest<'_>]) -> Result<HashMap<i32, (usize, usize)>> {
     let mut writers = HashMap::new();
     for (index, request) in requests.iter().enumerate() {
         if request.new_tokens == 0 {
             continue;
         }
         let first = ((request.total - request.new_tokens) / page) as usize;
-        let written = &request.pages[first..request.used(page)];
-        for (place, entry) in (first..).zip(written) {
-            if let Some((other, _)) = writers.insert(checked_page(*entry), (index, place)) {
+        for (place, entry) in (first..).zip(&request.pages[first..]) {
+            if let Some((other, _)) = writers.insert(*entry, (index, place)) {
                 let given = format!("page {entry} of request {index}, which {other} writes too");
                 let accepted = "pages to write that no other request of the step writes";
                 return Err(Error::argument("requests.pages", given, accepted));
@@ -119,11 +120,7 @@ fn writers<T: Copy + Display + TryInto<i64>>(
 /// Refuses a page that one request writes and another one reads at a different index. The new
 /// tokens would overwrite tokens that the other request attends to. At the same index the page is a
 /// shared prefix. The same step may write and read it.
-fn check_reads<T: Copy + Display + TryInto<i64>>(
-    page: u32,
-    requests: &[StepRequest<'_, T>],
-    writers: &HashMap<i32, (usize, usize)>,
-) -> Result<()> {
+fn check_reads(requests: &[StepRequest<'_>], writers: &HashMap<i32, (usize, usize)>) -> Result<()> {
     // A step writes few of the pages. Sixteen bits for each written page are enough to recognise
     // almost all other pages quickly.
     let bits = (16 * writers.len()).next_power_of_two().max(64);
@@ -136,8 +133,7 @@ fn check_reads<T: Copy + Display + TryInto<i64>>(
         if request.new_tokens == 0 {
             continue;
         }
-        let read = request.pages[..request.used(page)].iter();
-        for (place, entry) in read.map(|entry| checked_page(*entry)).enumerate() {
+        for (place, &entry) in request.pages.iter().enumerate() {
             if marks[bit(entry) / 64] >> (bit(entry) % 64) & 1 == 0 {
                 continue;
             }

@@ -13,7 +13,7 @@ use self::check::Origin;
 use self::paths::Paths;
 use crate::backend::StepLimits;
 use crate::batch::Request;
-use crate::plan::slots::{SKIPPED, page_of};
+use crate::plan::slots::SKIPPED;
 use crate::plan::split;
 use crate::room::with_room;
 use crate::spec::{Problem, QueryLen};
@@ -163,7 +163,17 @@ impl StepPlan {
         origin: Origin,
     ) -> Result<Self> {
         let (problem, limits) = (paths.problem, paths.limits);
-        let pages_end = check::requests(problem, limits, requests, origin)?;
+        let pages = check::requests(problem, limits, requests, origin)?;
+        let (mut left, page) = (&pages[..], problem.page_size);
+        let requests = requests.iter().map(|request| {
+            let (used, others) = left.split_at(request.used(page));
+            left = others;
+            StepRequest::new(request.new_tokens, request.total, used)
+        });
+        let requests: Vec<StepRequest<'_>> = requests.collect();
+        if origin == Origin::Engine {
+            check::check_pages(page, &requests)?;
+        }
         let lens: Vec<Request> = requests.iter().map(StepRequest::lens).collect();
         let uniform = problem.query_len != QueryLen::Ragged;
         let order = match origin {
@@ -171,7 +181,7 @@ impl StepPlan {
             Origin::Raw => (0..requests.len()).collect(),
         };
         let lens: Vec<Request> = order.iter().map(|&at| lens[at]).collect();
-        let used = requests.iter().map(|r| r.used(problem.page_size));
+        let used = requests.iter().map(|request| request.pages.len());
         let max_pages = used.max().unwrap_or(0).max(1);
         let mut plan = Self {
             problem: *problem,
@@ -186,28 +196,27 @@ impl StepPlan {
             // therefore larger than the sum of the pages.
             tables: with_room(requests.len().saturating_mul(max_pages))?,
             max_pages,
-            pages_end,
+            // A page number is 0 or above.
+            pages_end: pages.iter().max().map_or(0, |page| *page as usize + 1),
             written: None,
             origin,
             dense_within: paths.dense_within,
             causal: true,
             max_len: None,
         };
-        plan.place(requests);
+        plan.place(&requests);
         Ok(plan)
     }
 
     /// Assigns rows to requests that have been checked, and copies their pages.
-    fn place<T: Copy + Display + TryInto<i64>>(&mut self, requests: &[StepRequest<'_, T>]) {
+    fn place(&mut self, requests: &[StepRequest<'_>]) {
         let mut end = 0;
         for (place, &index) in self.order.iter().enumerate() {
             let request = &requests[index];
             let start = end;
             end += request.new_tokens as usize;
             self.rows[index] = start..end;
-            let pages = &request.pages[..request.used(self.problem.page_size)];
-            let pages = pages.iter().map(|page| checked_page(*page));
-            self.tables.extend(pages);
+            self.tables.extend(request.pages);
             self.tables.resize((place + 1) * self.max_pages, 0);
         }
     }
@@ -346,11 +355,6 @@ impl StepPlan {
     }
 }
 
-/// The page number of an entry that has been checked.
-fn checked_page(entry: impl TryInto<i64>) -> i32 {
-    page_of(entry).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -397,6 +401,37 @@ mod tests {
         let step = plan(QueryLen::Single, &requests).unwrap();
         assert_eq!((step.order(), step.absorbed), (&[1, 2, 3, 0][..], 1));
         assert_eq!(plan(QueryLen::Ragged, &[]).unwrap().tokens(), 0);
+    }
+
+    /// A page whose conversion gives another number each time.
+    #[derive(Clone, Copy)]
+    struct Rising<'a>(&'a std::cell::Cell<i64>);
+
+    impl TryFrom<Rising<'_>> for i64 {
+        type Error = std::convert::Infallible;
+
+        fn try_from(page: Rising<'_>) -> std::result::Result<Self, Self::Error> {
+            Ok(page.0.replace(page.0.get() + 1))
+        }
+    }
+
+    impl Display for Rising<'_> {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            self.0.get().fmt(f)
+        }
+    }
+
+    // The layer compares `pages_end` with the cache; kernels read the tables.
+    #[test]
+    fn tables_have_the_pages_that_were_checked() {
+        let page = std::cell::Cell::new(0);
+        let pages = [Rising(&page); 2];
+        let requests = [
+            StepRequest::new(2, 20, &pages),
+            StepRequest::new(1, 20, &pages),
+        ];
+        let step = StepPlan::within(&problem(QueryLen::Ragged), &LIMITS, 4, &requests).unwrap();
+        assert_eq!((&step.tables[..], step.pages_end), (&[2, 3, 0, 1][..], 4));
     }
 
     #[test]
