@@ -114,6 +114,42 @@ fn hoppers_prefill() {
     });
 }
 
+/// Checks that a batch-invariant batch is cut into launches only if requests are divided. With 128
+/// heads, the SMs do not suffice for two splits of a query tile.
+#[cfg(feature = "sm90")]
+#[test]
+fn requests_that_are_not_divided_take_one_launch() {
+    for (heads, many) in [
+        (16, true),
+        (66, true),
+        (67, false),
+        (128, false),
+        (132, false),
+    ] {
+        let requests = 64;
+        let p = MlaPrefillParams {
+            heads,
+            requests,
+            query_tokens: 3 * requests,
+            key_tokens: 2500 * requests,
+            max_query_len: 3,
+            max_key_len: 2500,
+            batch_invariant: 1,
+            ..params([128, 64, 128], 1)
+        };
+        // SAFETY: launches are recorded and not made, so nothing is read.
+        let status = unsafe { mla_kernels::raw::mla_prefill_sm90(&p, null_mut()) };
+        assert_eq!(status.code, 0, "{heads} heads: {status:?}");
+        let (launches, _) = super::runtime::taken();
+        assert_eq!(
+            launches.len() > 1,
+            many,
+            "{heads} heads: {} launches",
+            launches.len()
+        );
+    }
+}
+
 #[cfg(feature = "sm80")]
 #[test]
 fn portable_prefill() {

@@ -610,8 +610,9 @@ void for_each_launch(const KernelParams& k, const Launch& launch) {
 template <int keys>
 bool may_split(const MlaPrefillParams& p, KernelParams& k, int ctas) {
     if (p.batch_invariant) {
-        k.alone = p.max_key_len > Costs::kAloneKeys / keys * keys ? ctas / p.heads : 0;
-        if (k.alone < 2) return false;
+        const int alone = p.max_key_len > Costs::kAloneKeys / keys * keys ? ctas / p.heads : 0;
+        if (alone < 2) return false;
+        k.alone = alone;
         // The device reads all lengths: equal ones must be divided like any others.
         k.uniform = false;
         return true;
