@@ -81,7 +81,12 @@ pub(super) fn rows(
     to: &TensorMut<'_, Cuda>,
 ) -> Result<Option<raw::MlaCacheGatherParams>> {
     let layout = latent.layout();
-    let ([batch, rows, width], stride) = (layout.shape, layout.strides[1]);
+    let [batch, rows, width] = layout.shape;
+    // A lone row may have any stride, and has the bits that it has among others.
+    let stride = match rows {
+        1 => width,
+        _ => layout.strides[1],
+    };
     let fits = takes_product(device, weights, to)
         && (batch, width) == (1, 512)
         && layout.has_unit_columns()

@@ -578,10 +578,13 @@ fn batch_invariant_rows_are_expanded_alike() {
         let ([_, _, columns], pitch) = (weights.layout.shape, case.latent.layout.strides[0] * 2);
         for row in [0, case.rows() / 2, case.rows() - 1] {
             let layout = |width| Layout::contiguous(dtype, [1, 1, width]);
+            // A lone row may have any stride.
+            let mut alone = layout(512);
+            alone.strides = [1; 3];
             let latent = Tensor {
                 bytes: latent[row * pitch..row * pitch + 1024].to_vec(),
                 offset: 0,
-                layout: layout(512),
+                layout: alone,
             };
             let latent = On::new(device, &latent).unwrap();
             let weights = On::new(device, &weights).unwrap();
