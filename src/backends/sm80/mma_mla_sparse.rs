@@ -5,6 +5,8 @@
 //! Nothing is prepared, so a captured step can be replayed with other lists in the same arrays.
 
 use mla_runtime::mla_backend;
+
+use crate::backends::template::backend_type;
 #[cfg(feature = "sm80")]
 use {
     super::kernel::Portable,
@@ -23,14 +25,7 @@ macro_rules! sparse_backend {
         $(#[$about:meta])*
         $backend:ident, name = $name:tt, kv = $kv:tt, cache_dims = $rows:tt
     ) => {
-        $(#[$about])*
-        #[derive(Debug)]
-        pub struct $backend {
-            #[cfg(feature = "sm80")]
-            config: LayerConfig,
-            #[cfg(feature = "sm80")]
-            pub(super) kernel: Portable,
-        }
+        backend_type! { $(#[$about])* $backend: super::kernel::Portable, "sm80" }
 
         #[mla_backend(
             name = $name,
