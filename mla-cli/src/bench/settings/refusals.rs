@@ -7,7 +7,7 @@ use crate::args::{MAX_LIST_WIDTH, MAX_SAMPLES};
 use crate::error::CliError;
 
 /// The arguments for properties that a file of cases itself defines.
-const BESIDE_CASES: [&str; 16] = [
+const BESIDE_CASES: [&str; 17] = [
     "--measure",
     "--model",
     "--dims",
@@ -16,6 +16,7 @@ const BESIDE_CASES: [&str; 16] = [
     "--kv",
     "--page",
     "--split-cache",
+    "--batch-invariant",
     "--topk",
     "--lists",
     "--valid",
@@ -97,5 +98,18 @@ impl Settings {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_distinguishes_rows_stands_beside_a_file_of_cases() {
+        for key in OF_CASE.into_iter().chain(OF_CONTENDER) {
+            let argument = format!("--{}", key.replace('_', "-"));
+            assert!(BESIDE_CASES.contains(&&*argument), "{argument}");
+        }
     }
 }
