@@ -164,28 +164,26 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let query = call.query.shorten().narrow(0, 0..to.shape()[0])?;
         let rotated = call.rotary.is_some();
         let concatenated = self.decode.spec().query_format == QueryFormat::Concatenated;
-        {
-            let weights = call.weights.queries.shorten();
-            match absorbing {
-                Absorbing::Writing => {
-                    let arrays = P::Device::shorten(arrays);
-                    let rows = call.rows(step.slots(arrays)?, step.positions(arrays)?);
-                    let (query, to) = (query.shorten(), to.reborrow());
-                    self.device
-                        .write_cache_and_absorb(rows, query, weights, to)?;
-                }
-                Absorbing::Alone => {
-                    let (from, weights, to) = absorption(&query, &weights, &mut to)?;
-                    self.device.gemm(from, weights, to)?;
-                }
-                Absorbing::Ready => {
-                    let (from, weights, to) = absorption(&query, &weights, &mut to)?;
-                    // SAFETY: the selection of the layer's lists was enqueued last, and begins when
-                    // all before it is done. It reads logits and the step's arrays, and writes
-                    // lists. None of these is the call's query or the absorbed queries, which have
-                    // their own regions of the workspace.
-                    unsafe { self.device.gemm_ready(from, weights, to)? };
-                }
+        let weights = call.weights.queries.shorten();
+        match absorbing {
+            Absorbing::Writing => {
+                let arrays = P::Device::shorten(arrays);
+                let rows = call.rows(step.slots(arrays)?, step.positions(arrays)?);
+                let (query, to) = (query.shorten(), to.reborrow());
+                self.device
+                    .write_cache_and_absorb(rows, query, weights, to)?;
+            }
+            Absorbing::Alone => {
+                let (from, weights, to) = absorption(&query, &weights, &mut to)?;
+                self.device.gemm(from, weights, to)?;
+            }
+            Absorbing::Ready => {
+                let (from, weights, to) = absorption(&query, &weights, &mut to)?;
+                // SAFETY: the selection of the layer's lists was enqueued last, and begins when
+                // all before it is done. It reads logits and the step's arrays, and writes
+                // lists. None of these is the call's query or the absorbed queries, which have
+                // their own regions of the workspace.
+                unsafe { self.device.gemm_ready(from, weights, to)? };
             }
         }
         // A cache write with rotation has already put the rotary parts there.

@@ -55,13 +55,8 @@ impl ContextParallel {
         self.world
     }
 
-    /// I: the number of consecutive tokens that go to one rank.
-    pub const fn interleave(self) -> u32 {
-        self.interleave
-    }
-
     /// N·I: the number of tokens after which the dealing starts again at rank 0.
-    pub const fn period(self) -> u64 {
+    const fn period(self) -> u64 {
         self.world as u64 * self.interleave as u64
     }
 
