@@ -10,6 +10,7 @@ use cudarc::driver::sys::{CUfunction_attribute_enum as Function, CUlaunchAttribu
 use cudarc::driver::{result, sys};
 use half::bf16;
 use mla_kernels::Cuda;
+use mla_runtime::Result;
 use mla_runtime::tensor::Memory;
 use serde_json::Value;
 
@@ -83,6 +84,27 @@ fn manifest() -> (PathBuf, Value) {
         )
     });
     (folder, serde_json::from_slice(&text).unwrap())
+}
+
+/// Two buffers: one for the launch by the description, and one for the library's.
+#[cfg(any(feature = "sm80", feature = "sm90"))]
+fn pair(gpu: &Cuda, bytes: usize, byte: u8) -> [Buffer; 2] {
+    [(); 2].map(|()| upload(gpu, &vec![byte; bytes]).unwrap())
+}
+
+/// Checks that the library has launched, and that both launches have written the same bytes.
+#[cfg(any(feature = "sm80", feature = "sm90"))]
+fn agree(gpu: &Cuda, call: &str, library: Result<()>, written: &[&[Buffer; 2]]) {
+    library.unwrap_or_else(|error| panic!("{call}: {error}"));
+    gpu.synchronize().unwrap();
+    for [own, other] in written {
+        let [own, other] = [own, other].map(|it| download(gpu, it).unwrap());
+        assert!(
+            own.windows(2).any(|it| it[0] != it[1]),
+            "{call}: nothing written"
+        );
+        assert!(own == other, "{call}");
+    }
 }
 
 /// Launches the kernel of a source whose row describes this call.

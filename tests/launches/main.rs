@@ -19,7 +19,6 @@ mod sm90_decode;
 mod sm90_indexer;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::CStr;
 
 use launcher::{Field, Numbers, launch, number, numbers};
 use mla_kernels::raw::MlaStatus;
@@ -68,17 +67,8 @@ impl Held {
         choices: impl Fn(&Recorded) -> [(&'static str, i64); N],
     ) {
         let status = call();
-        if status.code != 0 {
-            // SAFETY: the texts of a status are null, or constants of the library.
-            let text =
-                |it: *const std::ffi::c_char| unsafe { it.as_ref().map(|it| CStr::from_ptr(it)) };
-            let field = text(status.field);
-            panic!(
-                "{field:?}: given {}, accepted {:?}",
-                status.given,
-                text(status.accepted)
-            );
-        }
+        // SAFETY: the texts of a status of the library are null, or constants.
+        unsafe { mla_kernels::raw::check("launch", status) }.unwrap();
         let (launches, maps) = runtime::taken();
         assert!(!launches.is_empty(), "nothing was launched");
         for recorded in launches {

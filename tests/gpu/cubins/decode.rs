@@ -3,12 +3,11 @@
 use half::bf16;
 use mla_kernels::Cuda;
 use mla_kernels::raw::{self, MlaDecodeParams};
-use mla_runtime::tensor::Memory as _;
 use serde_json::Value;
 
 use super::{
-    Buffer, LATENT, Numbers, PathBuf, ROPE, at, device, download, gpu, manifest, numbers, run,
-    small, upload, values,
+    Buffer, LATENT, Numbers, PathBuf, ROPE, Result, agree, at, device, download, gpu, manifest,
+    numbers, pair, run, small, upload, values,
 };
 
 const REQUESTS: usize = 3;
@@ -45,8 +44,8 @@ impl Decode {
         let table = (0..PAGES as i32).map(|i| (i * 7) % PAGES as i32);
         let table = upload(bytemuck::cast_slice(&table.collect::<Vec<_>>()));
         let lens = upload(bytemuck::cast_slice(&[700i32, 33, 420]));
-        let out = [(); 2].map(|()| upload(&vec![0xff; tokens * heads * LATENT * 2]));
-        let lse = [(); 2].map(|()| upload(&vec![0xff; tokens * heads * 4]));
+        let out = pair(gpu, tokens * heads * LATENT * 2, 0xff);
+        let lse = pair(gpu, tokens * heads * 4, 0xff);
         let workspace = upload(&vec![0; 64 << 20]);
         let params = MlaDecodeParams {
             q_latent: at(&q_latent) as *const _,
@@ -132,7 +131,7 @@ impl Decode {
         manifest: &(PathBuf, Value),
         kernel: [&str; 2],
         more: [(&str, i64); N],
-        library: impl FnOnce(&MlaDecodeParams) -> raw::MlaStatus,
+        library: impl FnOnce(&MlaDecodeParams) -> Result<()>,
     ) {
         let mut given = self.numbers();
         given.extend(numbers(more));
@@ -143,13 +142,12 @@ impl Decode {
         let written = self.params.tokens as usize * self.params.heads as usize * LATENT;
         let mut values = values[..written].iter();
         assert!(values.all(|it| it.is_finite()), "{kernel:?}");
-        // SAFETY: the arguments are those of memory that lives until the end of this test.
-        unsafe { raw::check("decode", library(&self.params)) }.unwrap();
-        gpu.synchronize().unwrap();
-        for [own, other] in [&self.out, &self.lse] {
-            let [own, other] = [own, other].map(|it| download(gpu, it).unwrap());
-            assert!(own == other, "{kernel:?}");
-        }
+        agree(
+            gpu,
+            kernel[1],
+            library(&self.params),
+            &[&self.out, &self.lse],
+        );
     }
 }
 
@@ -203,8 +201,9 @@ fn hoppers_dense_decode_has_the_librarys_bits_by_its_description_alone() {
             ("cache_rope_slot_stride", slot),
             ("cache_rope_page_stride", page),
         ];
-        // SAFETY: as in `agrees`.
-        let library = |p: &_| unsafe { raw::mla_decode_sm90(p, gpu.raw_stream()) };
+        // SAFETY: the arguments are those of memory that lives until the end of this test.
+        let library =
+            |p: &_| unsafe { raw::check("decode", raw::mla_decode_sm90(p, gpu.raw_stream())) };
         decode.agrees(gpu, &manifest, [source, &call], more, library);
     }
 }
@@ -294,9 +293,13 @@ fn portable_decode_has_the_librarys_bits_by_its_description_alone() {
             ("shared_of_sm", shared_of_sm),
             ("ctas_of_sm", ctas_of_sm),
         ];
-        // SAFETY: as in `agrees`.
-        let library =
-            |p: &_| unsafe { raw::mla_decode_sm80(p, std::ptr::null(), gpu.raw_stream()) };
+        let library = |p: &_| {
+            // SAFETY: the arguments are those of memory that lives until the end of this test.
+            unsafe {
+                let launched = raw::mla_decode_sm80(p, std::ptr::null(), gpu.raw_stream());
+                raw::check("decode", launched)
+            }
+        };
         decode.agrees(gpu, &manifest, [&source, &call], more, library);
     }
 }

@@ -1,13 +1,11 @@
 //! The indexer's kernels by their descriptions, beside the library's launches of the same problems.
 
-use mla_kernels::Cuda;
 use mla_kernels::raw::{
     self, MlaIndexKeysParams, MlaIndexLogitsParams, MlaIndexQueriesParams, MlaIndexRotary,
-    MlaStatus, MlaTopkParams,
+    MlaTopkParams,
 };
-use mla_runtime::tensor::Memory as _;
 
-use super::{Buffer, at, device, download, gpu, manifest, numbers, run, small, upload};
+use super::{agree, at, device, gpu, manifest, numbers, pair, run, small, upload};
 
 const REQUESTS: usize = 5;
 const HEADS: usize = 32;
@@ -19,26 +17,6 @@ const COLUMNS: usize = MAX_PAGES * PAGE_SIZE;
 const TOPK: usize = 64;
 /// Bytes of a page: values, and then scales.
 const PAGE_BYTES: usize = PAGE_SIZE * (WIDTH + 4);
-
-/// Two buffers: one for the launch by the description, and one for the library's.
-fn pair(gpu: &Cuda, bytes: usize, byte: u8) -> [Buffer; 2] {
-    [(); 2].map(|()| upload(gpu, &vec![byte; bytes]).unwrap())
-}
-
-/// Checks the library's status, and then that both have written the same bytes.
-fn agree(gpu: &Cuda, name: &'static str, status: MlaStatus, written: &[&[Buffer; 2]]) {
-    // SAFETY: the status is the library's own.
-    unsafe { raw::check(name, status) }.unwrap();
-    gpu.synchronize().unwrap();
-    for [own, other] in written {
-        let [own, other] = [own, other].map(|it| download(gpu, it).unwrap());
-        assert!(
-            own.windows(2).any(|it| it[0] != it[1]),
-            "{name}: nothing written"
-        );
-        assert!(own == other, "{name}");
-    }
-}
 
 #[test]
 #[ignore = "needs a Hopper GPU and `cargo xtask cubins`: \
@@ -100,8 +78,13 @@ fn the_indexer_has_the_librarys_bits_by_its_description_alone() {
         epsilon: 1e-6,
     };
     // SAFETY: the arguments are those of memory that lives until the end, here and below.
-    let status = unsafe { raw::mla_index_keys_sm90(&params, gpu.raw_stream()) };
-    agree(gpu, "index keys", status, &[&caches]);
+    let launched = unsafe {
+        raw::check(
+            "index keys",
+            raw::mla_index_keys_sm90(&params, gpu.raw_stream()),
+        )
+    };
+    agree(gpu, "index keys", launched, &[&caches]);
 
     let (queries, _) = small(gpu, REQUESTS * HEADS * WIDTH, 5);
     let (head_weights, _) = small(gpu, REQUESTS * HEADS, 6);
@@ -139,8 +122,13 @@ fn the_indexer_has_the_librarys_bits_by_its_description_alone() {
         weight_scale: 0.5,
     };
     // SAFETY: as above.
-    let status = unsafe { raw::mla_index_queries_sm90(&params, gpu.raw_stream()) };
-    agree(gpu, "index queries", status, &[&values, &weights]);
+    let launched = unsafe {
+        raw::check(
+            "index queries",
+            raw::mla_index_queries_sm90(&params, gpu.raw_stream()),
+        )
+    };
+    agree(gpu, "index queries", launched, &[&values, &weights]);
 
     // A query token of each request.
     let starts: Vec<i32> = (0..=REQUESTS as i32).collect();
@@ -149,7 +137,7 @@ fn the_indexer_has_the_librarys_bits_by_its_description_alone() {
     let table: Vec<i32> = (0..PAGES as i32).map(|i| i * 7 % PAGES as i32).collect();
     let table = upload(bytemuck::cast_slice(&table));
     let logits = pair(gpu, REQUESTS * COLUMNS * 4, 0);
-    let given = numbers([
+    let rows = numbers([
         ("p.rows.query_starts", at(&starts)),
         ("p.rows.seq_lens", at(&lens)),
         ("p.rows.block_table", at(&table)),
@@ -158,6 +146,9 @@ fn the_indexer_has_the_librarys_bits_by_its_description_alone() {
         ("p.rows.columns", COLUMNS as i64),
         ("p.rows.max_pages", MAX_PAGES as i64),
         ("p.rows.page_size", PAGE_SIZE as i64),
+    ]);
+    let mut given = rows.clone();
+    given.extend(numbers([
         ("p.weights", at(&weights[0])),
         ("p.cache", at(&caches[0])),
         ("p.logits", at(&logits[0])),
@@ -168,7 +159,7 @@ fn the_indexer_has_the_librarys_bits_by_its_description_alone() {
         ("multiprocessors", device(gpu)[0]),
         ("ranges", 1),
         ("queries", at(&values[0])),
-    ]);
+    ]));
     let call = "index logits of 32 heads: 1 tokens";
     run(
         gpu,
@@ -199,8 +190,13 @@ fn the_indexer_has_the_librarys_bits_by_its_description_alone() {
         after_queries: 0,
     };
     // SAFETY: as above.
-    let status = unsafe { raw::mla_index_logits_sm90(&params, gpu.raw_stream()) };
-    agree(gpu, "index logits", status, &[&logits]);
+    let launched = unsafe {
+        raw::check(
+            "index logits",
+            raw::mla_index_logits_sm90(&params, gpu.raw_stream()),
+        )
+    };
+    agree(gpu, "index logits", launched, &[&logits]);
 
     // The result depends neither on the CTAs of a row nor on the room for candidates.
     for (call, ctas) in [
@@ -209,15 +205,8 @@ fn the_indexer_has_the_librarys_bits_by_its_description_alone() {
         ("top-k: a cluster for each row;", 4),
     ] {
         let lists = pair(gpu, REQUESTS * TOPK * 4, 0x7f);
-        let given = numbers([
-            ("p.rows.query_starts", at(&starts)),
-            ("p.rows.seq_lens", at(&lens)),
-            ("p.rows.block_table", at(&table)),
-            ("p.rows.block_table_stride", MAX_PAGES as i64),
-            ("p.rows.requests", REQUESTS as i64),
-            ("p.rows.columns", COLUMNS as i64),
-            ("p.rows.max_pages", MAX_PAGES as i64),
-            ("p.rows.page_size", PAGE_SIZE as i64),
+        let mut given = rows.clone();
+        given.extend(numbers([
             ("p.logits", at(&logits[0])),
             ("p.lists", at(&lists[0])),
             ("p.logits_stride", COLUMNS as i64),
@@ -227,7 +216,7 @@ fn the_indexer_has_the_librarys_bits_by_its_description_alone() {
             ("rows", REQUESTS as i64),
             ("ctas", ctas),
             ("pages", PAGES as i64),
-        ]);
+        ]));
         run(
             gpu,
             &manifest,
@@ -254,7 +243,7 @@ fn the_indexer_has_the_librarys_bits_by_its_description_alone() {
             after_logits: 0,
         };
         // SAFETY: as above.
-        let status = unsafe { raw::mla_topk_sm90(&params, gpu.raw_stream()) };
-        agree(gpu, call, status, &[&lists]);
+        let launched = unsafe { raw::check(call, raw::mla_topk_sm90(&params, gpu.raw_stream())) };
+        agree(gpu, call, launched, &[&lists]);
     }
 }

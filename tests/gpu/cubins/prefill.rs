@@ -3,12 +3,11 @@
 use half::bf16;
 use mla_kernels::Cuda;
 use mla_kernels::raw::{self, MlaPrefillParams};
-use mla_runtime::tensor::Memory as _;
 use serde_json::Value;
 
 use super::{
-    Buffer, Numbers, PathBuf, at, device, download, gpu, manifest, numbers, run, small, upload,
-    values,
+    Buffer, Numbers, PathBuf, Result, agree, at, device, gpu, manifest, numbers, pair, run, small,
+    upload, values,
 };
 
 const NOPE: usize = 128;
@@ -19,7 +18,8 @@ const HEADS: usize = 4;
 /// A causal batch of two requests, whose lengths differ.
 struct Prefill {
     params: MlaPrefillParams,
-    /// The same, with starts in host memory.
+    /// The starts in host memory, from which Hopper's plan is made.
+    #[cfg(feature = "sm90")]
     starts: [[i32; 3]; 2],
     /// Outputs by the description, and by the library.
     out: [Buffer; 2],
@@ -41,8 +41,8 @@ impl Prefill {
         let upload = |bytes: &[u8]| upload(gpu, bytes).unwrap();
         inputs.extend(starts.map(|it| upload(bytemuck::cast_slice(&it))));
         inputs.push(upload(&vec![0; 64 << 20]));
-        let out = [(); 2].map(|()| upload(&vec![0xff; q * VALUE * 2]));
-        let lse = [(); 2].map(|()| upload(&vec![0xff; q * 4]));
+        let out = pair(gpu, q * VALUE * 2, 0xff);
+        let lse = pair(gpu, q * 4, 0xff);
         let [query, nope, rope, value, cu_q, cu_k, workspace] =
             [0, 1, 2, 3, 4, 5, 6].map(|i| at(&inputs[i]));
         let params = MlaPrefillParams {
@@ -83,6 +83,7 @@ impl Prefill {
         };
         Self {
             params,
+            #[cfg(feature = "sm90")]
             starts,
             out,
             lse,
@@ -123,18 +124,17 @@ impl Prefill {
         manifest: &(PathBuf, Value),
         kernel: [&str; 2],
         given: &Numbers,
-        library: impl FnOnce(&MlaPrefillParams) -> raw::MlaStatus,
+        library: impl FnOnce(&MlaPrefillParams) -> Result<()>,
     ) {
         run(gpu, manifest, kernel, given);
         let values: Vec<bf16> = values(gpu, &self.out[0]);
         assert!(values.iter().all(|it| it.is_finite()), "{kernel:?}");
-        // SAFETY: the arguments are those of memory that lives until the end of this test.
-        unsafe { raw::check("prefill", library(&self.params)) }.unwrap();
-        gpu.synchronize().unwrap();
-        for [own, other] in [&self.out, &self.lse] {
-            let [own, other] = [own, other].map(|it| download(gpu, it).unwrap());
-            assert!(own == other, "{kernel:?}");
-        }
+        agree(
+            gpu,
+            kernel[1],
+            library(&self.params),
+            &[&self.out, &self.lse],
+        );
     }
 }
 
@@ -187,8 +187,9 @@ fn hoppers_prefill_has_the_librarys_bits_by_its_description_alone() {
         };
         let call = format!("expanded attention of bf16, (128, 64, 128) wide: {how}");
         let source = "cuda/sm90/prefill/instantiations/bf16_128_64_128.cu";
-        // SAFETY: as in `agrees`.
-        let library = |p: &_| unsafe { raw::mla_prefill_sm90(p, gpu.raw_stream()) };
+        // SAFETY: the arguments are those of memory that lives until the end of this test.
+        let library =
+            |p: &_| unsafe { raw::check("prefill", raw::mla_prefill_sm90(p, gpu.raw_stream())) };
         prefill.agrees(gpu, &manifest, [source, &call], &given, library);
     }
 }
@@ -233,8 +234,11 @@ fn portable_prefill_has_the_librarys_bits_by_its_description_alone() {
                 workspace: std::ptr::null_mut(),
                 ..*p
             };
-            // SAFETY: as in `agrees`.
-            unsafe { raw::mla_prefill_sm80(&p, std::ptr::null(), gpu.raw_stream()) }
+            // SAFETY: the arguments are those of memory that lives until the end of this test.
+            unsafe {
+                let launched = raw::mla_prefill_sm80(&p, std::ptr::null(), gpu.raw_stream());
+                raw::check("prefill", launched)
+            }
         };
         prefill.agrees(gpu, &manifest, [source, &call], &given, library);
     }

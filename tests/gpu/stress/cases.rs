@@ -381,6 +381,7 @@ impl<'a> Draw<'a> {
     }
 
     /// Makes lists whose first entries are valid. `keys` has their number for each token.
+    #[cfg(feature = "sm90")]
     fn prefixes(&mut self, width: usize, slots: i32, keys: &[usize], with_counts: bool) -> Lists {
         let mut entries = vec![-1; keys.len() * width];
         for (list, &keys) in entries.chunks_mut(width).zip(keys) {
