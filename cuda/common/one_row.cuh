@@ -1,4 +1,5 @@
-// Tells caches whose rotary keys lie behind their latents, in one row, from other caches.
+// Tells caches whose rotary keys lie behind their latents, in one row, from other caches, and those
+// whose rows have scales.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +39,12 @@ bool is_one_row(const Params& p, int64_t latent_bytes) {
     return p.cache_rope == static_cast<const char*>(p.cache) + latent_bytes &&
            p.cache_rope_page_stride == p.cache_page_stride &&
            p.cache_rope_slot_stride == p.cache_slot_stride;
+}
+
+// True if the rows of the cache have scales.
+template <typename Params>
+bool is_scaled(const Params& p) {
+    return p.cache_format == MLA_CACHE_FP8_DS_MLA || p.cache_format == MLA_CACHE_FP8_PER_TOKEN;
 }
 
 }  // namespace mla

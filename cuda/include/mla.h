@@ -499,7 +499,7 @@ typedef struct MlaCacheExpandParams {
      * page_size is a multiple of 64, and there are at most 32 segments. cache, rope and their
      * strides are aligned to 16 bytes. `latent` is not used. If row_starts is null, the rows are
      * the tensor `cache` [rows, 512] at cache_slot_stride; fields of pages, tables and rotary parts
-     * are then not used. */
+     * are then not used, except rope_dim. */
     MlaCacheGatherParams rows;
     /* [columns, 512] of dtype, aligned to 16 bytes */
     const void* weights;

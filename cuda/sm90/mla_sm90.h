@@ -240,10 +240,14 @@ MlaStatus mla_index_write_sm90(const MlaCacheWriteParams* rows, const MlaIndexKe
  * properties; the result depends on no number of tokens, requests or heads. */
 MlaStatus mla_prefill_sm90_workspace(const MlaPrefillParams* params, size_t* bytes);
 
-/* Enqueues one kernel on `stream`. If rope_dim is 0, key_rope and its strides are not read. Strides
- * are below 2^39 elements, and those of tensors are multiples of 8. max_query_len or max_key_len
- * rows of a tensor take no more bytes than the tensor's address, as a number: its TMA descriptor
- * begins that far before the tensor. */
+/* Enqueues one kernel on `stream`. With batch_invariant it enqueues several, one after another, if
+ * the workspace does not suffice for all requests at once. batch_invariant is refused if keys may be
+ * divided and a request may have more than 2^20 query tiles over all heads, or KV tiles.
+ *
+ * If rope_dim is 0, key_rope and its strides are not read. Strides are below 2^39 elements, and
+ * those of tensors are multiples of 8. max_query_len or max_key_len rows of a tensor take no more
+ * bytes than the tensor's address, as a number: its TMA descriptor begins that far before the
+ * tensor. */
 MlaStatus mla_prefill_sm90(const MlaPrefillParams* params, void* stream);
 
 /* Loads the kernels for the dims and dtype of these parameters into the current context, as

@@ -76,12 +76,6 @@ bool is_split(const Params& p) {
     return p.rope_dim > 0 && !is_one_row(p, latent_bytes(p.cache_format, p.latent_dim));
 }
 
-// True if the rows of the cache have scales.
-template <typename Params>
-bool is_scaled(const Params& p) {
-    return p.cache_format == MLA_CACHE_FP8_DS_MLA || p.cache_format == MLA_CACHE_FP8_PER_TOKEN;
-}
-
 // Accepted formats, for refusals.
 constexpr const char* kAcceptedFormats =
     "that of q_dtype, MLA_CACHE_FP8 (3), MLA_CACHE_FP8_DS_MLA (4) or MLA_CACHE_FP8_PER_TOKEN (5)";

@@ -106,7 +106,7 @@ void check_listed(Check& check, const MlaSparseParams& p, const MlaListedCache& 
               "a device pointer aligned to 16 bytes")
         .that(c.cache_rope && is_aligned(c.cache_rope, 16), names.rope, address(c.cache_rope),
               "a device pointer aligned to 16 bytes")
-        .that(!split || format_of(p) < Format::ds_mla, names.rope, address(c.cache_rope),
+        .that(!split || !is_scaled(p), names.rope, address(c.cache_rope),
               "behind the latent and its scales, at the strides of the rows")
         .that(is_aligned(c.counts, 4), names.counts, address(c.counts),
               "null, or a device pointer aligned to 4 bytes");

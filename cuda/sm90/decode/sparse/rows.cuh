@@ -23,7 +23,8 @@ namespace mla::sm90::sparse {
 // The smallest pitch that a row of so many bytes fits.
 constexpr int pitch_of(int bytes) { return (bytes + 111) / 128 * 128 + 16; }
 
-// A latent, then its scales if it has some, then a rotary key of `rope` values, 64 or none.
+// A latent, its scales if it has some, and a rotary key of `rope` values, 64 or none. The scale of
+// fp8_per_token comes last, other scales come before the rotary key.
 //
 // Rows of the queries' own dtype, T.
 template <typename T, int rope>
