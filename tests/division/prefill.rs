@@ -89,11 +89,15 @@ impl Batch {
             key_tokens: key_tokens as i32,
             ..self.params(&queries, &keys)
         };
+        self.items_of(&params)
+    }
+
+    fn items_of(&self, params: &MlaPrefillParams) -> Vec<MlaPrefillWorkItem> {
         self.listed("mla_prefill_sm90_work_items", |items, room, count| {
             // SAFETY: the pointers are to arrays with the numbers of elements that the header asks
             // for.
             unsafe {
-                raw::mla_prefill_sm90_work_items(&params, self.ctas as i32, items, room, count)
+                raw::mla_prefill_sm90_work_items(params, self.ctas as i32, items, room, count)
             }
         })
     }
@@ -127,13 +131,7 @@ impl Batch {
             max_key_len: params.max_key_len + loose as i32,
             ..params
         };
-        self.listed("mla_prefill_sm90_work_items", |items, room, count| {
-            // SAFETY: the pointers are to arrays with the numbers of elements that the header asks
-            // for.
-            unsafe {
-                raw::mla_prefill_sm90_work_items(&params, self.ctas as i32, items, room, count)
-            }
-        })
+        self.items_of(&params)
     }
 
     /// Returns the order of query tiles without splits, for these blocks of the L2 swizzle.
@@ -364,6 +362,21 @@ fn numbers(items: Vec<MlaPrefillWorkItem>) -> Vec<([i32; 4], [i32; 4])> {
     items.iter().map(of).collect()
 }
 
+/// Draws requests. Bounds of their keys are powers of two, of `keys` and up to `more` more doublings.
+fn drawn(
+    below: &mut impl FnMut(u32) -> usize,
+    max_requests: u32,
+    keys: usize,
+    more: u32,
+) -> Vec<(usize, usize)> {
+    (0..=below(max_requests))
+        .map(|_| {
+            let max = [1 << (1 + below(11)), 1 << (keys + below(more))];
+            (below(max[0]), below(max[1]))
+        })
+        .collect()
+}
+
 #[test]
 fn whole_query_tiles_are_handed_out_once_and_the_longest_early() {
     // The kernel rounds lengths to powers of two, and puts short ones into any order.
@@ -491,12 +504,7 @@ fn dividing_random_batches_is_exact_and_pays() {
             heads: 1 + below(max_heads),
             causal: below(2) == 1,
             dims: DIMS[below(6)],
-            lens: (0..=below(max_requests))
-                .map(|_| {
-                    let max = [1 << (1 + below(11)), 1 << (4 + below(13))];
-                    (below(max[0]), below(max[1]))
-                })
-                .collect(),
+            lens: drawn(&mut below, max_requests, 4, 13),
             ctas: 1 + below(256),
         };
         if batch.query_tiles().next().is_none() {
@@ -742,12 +750,7 @@ fn batch_invariant_requests_are_divided_as_if_alone() {
             heads: 1 + below(max_heads),
             causal: below(2) == 1,
             dims: DIMS[below(6)],
-            lens: (0..=below(max_requests))
-                .map(|_| {
-                    let max = [1 << (1 + below(11)), 1 << (9 + below(9))];
-                    (below(max[0]), below(max[1]))
-                })
-                .collect(),
+            lens: drawn(&mut below, max_requests, 9, 9),
             ctas: [78, 114, 132][below(3)],
         };
         let loose = below(2) * below(30_000);
