@@ -362,7 +362,7 @@ fn numbers(items: Vec<MlaPrefillWorkItem>) -> Vec<([i32; 4], [i32; 4])> {
     items.iter().map(of).collect()
 }
 
-/// Draws requests. Bounds of their keys are powers of two, of `keys` and up to `more` more doublings.
+/// Draws requests. The bounds of their keys are 2^keys and up, below `more` further doublings.
 fn drawn(
     below: &mut impl FnMut(u32) -> usize,
     max_requests: u32,
