@@ -407,11 +407,9 @@ mod tests {
     #[derive(Clone, Copy)]
     struct Rising<'a>(&'a std::cell::Cell<i64>);
 
-    impl TryFrom<Rising<'_>> for i64 {
-        type Error = std::convert::Infallible;
-
-        fn try_from(page: Rising<'_>) -> std::result::Result<Self, Self::Error> {
-            Ok(page.0.replace(page.0.get() + 1))
+    impl From<Rising<'_>> for i64 {
+        fn from(page: Rising<'_>) -> Self {
+            page.0.replace(page.0.get() + 1)
         }
     }
 
