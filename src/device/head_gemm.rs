@@ -82,13 +82,15 @@ pub(super) fn check_problem(problem: &Problem) -> Result<()> {
         return Err(Error::argument("dtype", problem.dtype, accepted));
     }
     let dims = problem.dims;
-    for (field, given, multiple) in [
-        ("latent", dims.latent, 64),
-        ("nope", dims.head.nope, 16),
-        ("v", dims.head.v, 16),
+    // Weights may come in either orientation, so that each width is a GEMM's k and its n, and either
+    // may be contiguous.
+    for (field, given) in [
+        ("latent", dims.latent),
+        ("nope", dims.head.nope),
+        ("v", dims.head.v),
     ] {
-        if given % multiple != 0 {
-            let accepted = format!("a multiple of {multiple}, with batch_invariant");
+        if given % 64 != 0 {
+            let accepted = "a multiple of 64, with batch_invariant";
             return Err(Error::argument(field, given, accepted));
         }
     }
@@ -143,6 +145,7 @@ pub(super) fn params(
 
 #[cfg(test)]
 mod tests {
+    use mla_runtime::model::MlaDims;
     use mla_runtime::tensor::Layout;
 
     use super::*;
@@ -165,5 +168,26 @@ mod tests {
         assert_eq!(flags(&weights, true), (0, 0));
         assert_eq!(flags(&constant, false), (1, 0));
         assert_eq!(flags(&constant, true), (1, 1));
+    }
+    #[test]
+    fn widths_whose_gemms_the_kernel_does_not_take_are_refused() {
+        let refused = |field: &str, given: u32| {
+            let mut dims = MlaDims::R1;
+            match field {
+                "latent" => dims.latent = given,
+                "nope" => dims.head.nope = given,
+                _ => dims.head.v = given,
+            }
+            check_problem(&Problem::new(dims, 16, DType::BF16)).map_err(|error| error.to_string())
+        };
+        for field in ["latent", "nope", "v"] {
+            assert_eq!(refused(field, 192), Ok(()));
+            assert_eq!(
+                refused(field, 96),
+                Err(format!(
+                    "{field}: given 96, accepted a multiple of 64, with batch_invariant"
+                ))
+            );
+        }
     }
 }
