@@ -4,7 +4,7 @@
 
 use mla_runtime::model::DType;
 use mla_runtime::spec::Problem;
-use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+use mla_runtime::tensor::{TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
 use super::Cuda;
@@ -97,8 +97,15 @@ pub(super) fn check_problem(problem: &Problem) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a factor or a result whose strides the kernel does not take.
-pub(super) fn check_operand(field: &'static str, layout: &Layout) -> Result<()> {
+/// Refuses a factor or a result whose strides or address the kernel does not take.
+pub(super) fn check_operand(field: &'static str, tensor: TensorRef<'_, Cuda>) -> Result<()> {
+    let layout = tensor.layout();
+    let past = tensor.bytes().address() % 16;
+    if past != 0 && layout.elements() > 0 {
+        let given = format!("an address {past} bytes past a multiple of 16");
+        let accepted = "a multiple of 16 bytes, with batch_invariant";
+        return Err(Error::argument(field, given, accepted));
+    }
     let axes = layout.shape.into_iter().zip(layout.strides);
     for (extent, stride) in axes {
         if extent > 1 && stride != 1 && !counted(stride) {
@@ -169,6 +176,22 @@ mod tests {
         assert_eq!(flags(&constant, false), (1, 0));
         assert_eq!(flags(&constant, true), (1, 1));
     }
+    #[test]
+    fn addresses_that_the_kernel_does_not_take_are_refused() {
+        let layout = Layout::contiguous(DType::BF16, [2, 16, 64]);
+        let at = |address| {
+            // SAFETY: nothing reads or writes at this address.
+            let bytes = unsafe { Bytes::from_raw(address, 4096) };
+            check_operand("out", TensorRef::new(bytes, layout).unwrap())
+        };
+        assert_eq!(at(256), Ok(()));
+        assert_eq!(
+            at(264).unwrap_err().to_string(),
+            "out: given an address 8 bytes past a multiple of 16, accepted a multiple of 16 \
+             bytes, with batch_invariant"
+        );
+    }
+
     #[test]
     fn widths_whose_gemms_the_kernel_does_not_take_are_refused() {
         let refused = |field: &str, given: u32| {

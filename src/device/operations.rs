@@ -168,10 +168,10 @@ impl Device for Cuda {
         unit_columns(field, layout)
     }
 
-    fn check_operand(&self, field: &'static str, layout: &Layout) -> Result<()> {
-        blas::check_operand(field, layout)?;
+    fn check_operand(&self, field: &'static str, tensor: TensorRef<'_, Self>) -> Result<()> {
+        blas::check_operand(field, tensor.layout())?;
         match self.batch_invariant {
-            true => head_gemm::check_operand(field, layout),
+            true => head_gemm::check_operand(field, tensor),
             false => Ok(()),
         }
     }

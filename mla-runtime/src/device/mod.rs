@@ -284,14 +284,14 @@ pub trait Device: Memory {
         Ok(())
     }
 
-    /// Checks that [`gemm`](Self::gemm) supports a factor or a product `[B, M, N]` with this
-    /// layout. The layer calls this before it enqueues anything.
+    /// Checks that [`gemm`](Self::gemm) supports this factor or product `[B, M, N]`. The layer calls
+    /// this before it enqueues anything.
     ///
     /// # Errors
     ///
-    /// If it does not support the strides.
-    fn check_operand(&self, field: &'static str, layout: &Layout) -> Result<()> {
-        let _ = (field, layout);
+    /// If it does not support the strides or the address.
+    fn check_operand(&self, field: &'static str, tensor: TensorRef<'_, Self>) -> Result<()> {
+        let _ = (field, tensor);
         Ok(())
     }
 

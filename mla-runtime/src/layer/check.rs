@@ -271,9 +271,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let [nope, qk] = [head.nope, head.qk()].map(|extent| extent as usize);
         let first = step.absorbed_tokens();
         let (absorbed, expanded) = (0..first, first..step.tokens());
-        let operand = |field, tensor: TensorRef<'_, P::Device>| {
-            self.device.check_operand(field, tensor.layout())
-        };
+        let operand =
+            |field, tensor: TensorRef<'_, P::Device>| self.device.check_operand(field, tensor);
         let (query, out) = (call.query.shorten(), call.out.as_ref());
         check_rows(&call.cache.as_ref(), decode.alignment)?;
         if !absorbed.is_empty() {

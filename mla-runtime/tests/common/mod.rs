@@ -132,7 +132,8 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         }
     }
 
-    fn check_operand(&self, field: &'static str, layout: &Layout) -> Result<()> {
+    fn check_operand(&self, field: &'static str, tensor: TensorRef<'_, Self>) -> Result<()> {
+        let layout = tensor.layout();
         match layout.strides.contains(&1) {
             true => Ok(()),
             false => Err(Error::argument(field, layout, "an axis of stride 1")),
