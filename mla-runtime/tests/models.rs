@@ -236,7 +236,7 @@ fn unsupported_models_are_named() {
 #[test]
 fn bad_layer_kinds_are_refused() {
     let types = "a list of strings, of num_hidden_layers = 4";
-    let numbers = "ascending numbers from 1 on, of num_hidden_layers = 4";
+    let numbers = "numbers from 1 on, each once, of num_hidden_layers = 4";
     let full = |layers: Value| json!({"linear_attn_config": {"full_attn_layers": layers}});
     for (others, message) in [
         (

@@ -49,12 +49,7 @@ pub(super) fn gate(fields: &Fields<'_>) -> Result<Option<GateGranularity>> {
         &first,
         words.find(|(_, word)| first.as_ref().is_some_and(|(_, a)| a != word)),
     ) {
-        return Err(contradiction(
-            first.clone(),
-            format!("{a:?}"),
-            second,
-            format!("{b:?}"),
-        ));
+        return Err(contradiction(first.clone(), shown(*a), second, shown(b)));
     }
     match (switches.contains(&Some(true)), first) {
         (true, None) => Ok(Some(GateGranularity::HeadAndValue)),
@@ -62,6 +57,14 @@ pub(super) fn gate(fields: &Fields<'_>) -> Result<Option<GateGranularity>> {
         // Some model classes write their default granularity although the gate is off.
         (false, Some(_)) if switches.contains(&Some(false)) => Ok(None),
         (_, Some((_, granularity))) => Ok(granularity),
+    }
+}
+
+fn shown(granularity: Option<GateGranularity>) -> &'static str {
+    match granularity {
+        None => "none",
+        Some(GateGranularity::Head) => "headwise",
+        Some(GateGranularity::HeadAndValue) => "elementwise",
     }
 }
 

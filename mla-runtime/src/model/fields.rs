@@ -54,7 +54,7 @@ fn text_model(outer: &Map<String, Value>) -> Result<Option<Named<'_>>> {
             "an object",
             format!("one text model, as {first} has it"),
         )),
-        (None, _) if present(outer, "kv_lora_rank").is_some() => Ok(None),
+        // An object without dimensions may still have other fields of attention.
         (one, _) => Ok(one.or(found.first()).copied()),
     }
 }
@@ -122,12 +122,29 @@ impl<'a> Fields<'a> {
         self.has_key("inter_dim")
     }
 
-    /// Returns true if the `model_type` of the model, or of a model around it, begins with one of
-    /// these family names.
+    /// Returns true if the model, or a model around it, is of one of these families.
     pub(super) fn is_of(&self, families: &[&str]) -> bool {
-        self.levels.iter().any(|(_, object)| {
-            let kind = object.get("model_type").and_then(Value::as_str);
-            kind.is_some_and(|kind| families.iter().any(|family| kind.starts_with(family)))
+        self.named(families).is_some()
+    }
+
+    /// The field that says that the model, or a model around it, is of one of these families, with
+    /// its path. Its `model_type` or one of its `architectures` begins with the family's name.
+    /// Names of architectures are written without underscores, in any case.
+    pub(super) fn named(&self, families: &[&str]) -> Option<(String, &'a str)> {
+        let plain = |name: &str| name.replace('_', "").to_lowercase();
+        let is_own = |name: &str| {
+            let name = plain(name);
+            families.iter().any(|own| name.starts_with(&plain(own)))
+        };
+        self.levels.iter().find_map(|(path, object)| {
+            ["model_type", "architectures"].iter().find_map(|field| {
+                let names = match object.get(*field)? {
+                    Value::Array(names) => &names[..],
+                    name => std::slice::from_ref(name),
+                };
+                let mut names = names.iter().filter_map(Value::as_str);
+                Some((format!("{path}{field}"), names.find(|name| is_own(name))?))
+            })
         })
     }
 
@@ -189,7 +206,7 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn dtype(&self) -> Result<Option<DType>> {
-        let parse = |(path, value): (String, &Value)| {
+        let parse = |path: String, value: &Value| {
             let name = value.as_str();
             let dtype = match name.map(|name| name.strip_prefix("torch.").unwrap_or(name)) {
                 Some("float32") => DType::F32,
@@ -200,14 +217,21 @@ impl<'a> Fields<'a> {
             };
             Ok((path, dtype))
         };
-        let new = self.get("dtype").map(parse).transpose()?;
-        let old = self.get("torch_dtype").map(parse).transpose()?;
-        match (new, old) {
-            (Some((first, a)), Some((second, b))) if a != b => {
-                Err(contradiction(first, a, second, b))
+        for (path, object) in &self.levels {
+            let read = |field: &str| {
+                let value = object.get(field).filter(|value| !value.is_null());
+                let parsed = value.map(|value| parse(format!("{path}{field}"), value));
+                parsed.transpose()
+            };
+            match (read("dtype")?, read("torch_dtype")?) {
+                (Some((first, a)), Some((second, b))) if a != b => {
+                    return Err(contradiction(first, a, second, b));
+                }
+                (None, None) => {}
+                (new, old) => return Ok(new.or(old).map(|(_, dtype)| dtype)),
             }
-            (new, old) => Ok(new.or(old).map(|(_, dtype)| dtype)),
         }
+        Ok(None)
     }
 
     /// Returns true if a flag is present and true.

@@ -1,8 +1,10 @@
 //! Reads the indexer of sparse attention from a configuration.
 
+use std::fmt::Display;
+
 use serde_json::Value;
 
-use super::fields::{Fields, contradiction, invalid, shown};
+use super::fields::{Fields, absent, invalid, shown};
 use super::layers::{Kind, Layers};
 use crate::model::{IndexLayers, IndexerConfig, LayerLists, MAX_LAYERS, RotaryStyle};
 use crate::{Error, Result};
@@ -57,6 +59,10 @@ pub(super) fn indexer(
     }
     // This crate has no pools of rotated keys.
     let pool = if rope == 0 { pool(fields)? } else { 1 };
+    if pool > 1 && !64u32.is_multiple_of(pool) {
+        let accepted = "a divisor of 64, so that pages have whole pools";
+        return Err(Error::argument("index_kpool", pool, accepted));
+    }
     let list = fields.required("index_topk", 1)?;
     if !list.is_multiple_of(pool) {
         return Err(Error::argument(
@@ -89,36 +95,49 @@ pub(super) fn indexer(
     }
 }
 
-/// The layers with an indexer, from any of four spellings. If several are present, they must agree.
-/// The spellings count all layers of a model, but layers with linear attention have no number among
-/// the layers with a cache.
-pub(super) fn layers(fields: &Fields<'_>, layers: &Layers) -> Result<IndexLayers> {
-    let spellings = [
-        by_types(fields, layers)?,
-        by_pattern(fields, layers)?,
-        by_frequency(fields, layers)?,
-        by_runs(fields, layers)?,
-    ];
-    let mut given = spellings.into_iter().flatten();
-    let Some((first, found)) = given.next() else {
-        return match (layers.all, fields.is_of(&["hy_v4"])) {
-            // The class of this family has indexers in the layers 0, 1, 5, 9 and so on.
-            (_, true) => every(layers, 4, 2),
-            (Some(all), false) => {
-                Ok(lists(layers, &vec![false; all as usize]).unwrap_or(IndexLayers::ALL))
-            }
-            (None, false) => Ok(IndexLayers::ALL),
+/// Refuses a sparse model without the length of its lists. A length of null or 0 makes it dense.
+pub(super) fn check_topk(fields: &Fields<'_>) -> Result<()> {
+    let uses_dsa = fields.has_key("use_dsa") && fields.flag("use_dsa")?;
+    let is_lsa = fields.get("attention_method").is_some_and(|(_, method)| {
+        let name = method.as_str().unwrap_or_default();
+        name.eq_ignore_ascii_case("LSA")
+    });
+    let field = "index_topk";
+    if (uses_dsa || is_lsa) && fields.get(field).is_none() && !fields.has_key(field) {
+        let by = if is_lsa {
+            "attention_method"
+        } else {
+            "use_dsa"
         };
-    };
-    match given.find(|(_, other)| *other != found) {
-        None => Ok(found),
-        Some((second, other)) => Err(contradiction(
-            first,
-            format!("{found:?}"),
-            second,
-            format!("{other:?}"),
-        )),
+        let accepted = format!("an integer, as {by} asks for lists");
+        return Err(absent(field, &fields.looked_for(field), accepted));
     }
+    Ok(())
+}
+
+/// The layers with an indexer, from the first of four spellings that is present. The spellings
+/// count all layers of a model, but layers with linear attention have no number among the layers
+/// with a cache.
+pub(super) fn layers(fields: &Fields<'_>, layers: &Layers) -> Result<IndexLayers> {
+    for read in [by_types, by_pattern, by_frequency, by_runs] {
+        if let Some(found) = read(fields, layers)? {
+            return Ok(found);
+        }
+    }
+    match (layers.all, fields.is_of(&["hy_v4"])) {
+        // The class of this family has indexers in the layers 0, 1, 5, 9 and so on.
+        (_, true) => every(layers, ("model_type", "hy_v4"), 4, 2),
+        (Some(all), false) => {
+            let found = lists(layers, &vec![false; all as usize]);
+            found.ok_or_else(|| too_many(all))
+        }
+        (None, false) => Ok(IndexLayers::ALL),
+    }
+}
+
+fn too_many(layers: u32) -> Error {
+    let accepted = format!("at most {MAX_LAYERS}, if not all have an indexer");
+    Error::argument("num_hidden_layers", layers, accepted)
 }
 
 /// The lists of the layers with a cache. A layer that is marked in `shared` uses the list of an
@@ -135,11 +154,8 @@ fn lists(layers: &Layers, shared: &[bool]) -> Option<IndexLayers> {
     }))
 }
 
-/// A spelling's field, and the layers that it describes.
-type Spelling = Option<(String, IndexLayers)>;
-
 /// `indexer_types`: `["full", "shared", …]`.
-fn by_types(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling> {
+fn by_types(fields: &Fields<'_>, layers: &Layers) -> Result<Option<IndexLayers>> {
     let Some((field, value)) = fields.get("indexer_types") else {
         return Ok(None);
     };
@@ -157,7 +173,7 @@ fn by_types(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling> {
 
 /// `index_topk_pattern`: `"FSSS…"`, or a list of such letters. C means the same as F: the layer has
 /// an indexer.
-fn by_pattern(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling> {
+fn by_pattern(fields: &Fields<'_>, layers: &Layers) -> Result<Option<IndexLayers>> {
     let Some((field, value)) = fields.get("index_topk_pattern") else {
         return Ok(None);
     };
@@ -187,12 +203,12 @@ fn listed(
     shared: Option<Vec<bool>>,
     layers: &Layers,
     what: &str,
-) -> Result<(String, IndexLayers)> {
+) -> Result<IndexLayers> {
     let found = shared
         .filter(|shared| layers.all.is_none_or(|all| shared.len() == all as usize))
         .and_then(|shared| lists(layers, &shared));
     if let Some(found) = found {
-        return Ok((field, found));
+        return Ok(found);
     }
     let count = match layers.all {
         Some(layers) => format!("num_hidden_layers = {layers}"),
@@ -210,36 +226,45 @@ fn listed(
 }
 
 /// An indexer in every `freq`-th layer from `offset` on. A layer after the last described one has
-/// its own indexer.
-fn every(layers: &Layers, freq: u32, offset: u32) -> Result<IndexLayers> {
+/// its own indexer. `named` is the field that says so, and its value.
+fn every(
+    layers: &Layers,
+    named: (&'static str, impl Display),
+    freq: u32,
+    offset: u32,
+) -> Result<IndexLayers> {
     let count = layers.all.unwrap_or(MAX_LAYERS);
     let shares = |layer: u32| !(layer + 1).saturating_sub(offset).is_multiple_of(freq);
     let shared: Vec<bool> = (0..count).map(shares).collect();
-    lists(layers, &shared).ok_or_else(|| {
-        Error::argument(
-            "num_hidden_layers",
-            count,
-            format!("at most {MAX_LAYERS}, of which the first has an indexer"),
-        )
+    let found = lists(layers, &shared);
+    found.ok_or_else(|| {
+        let sparse = |layer: &u32| layers.kind(*layer as usize) == Kind::Sparse;
+        match (0..count).find(sparse) {
+            Some(first) if shares(first) => {
+                let (field, value) = named;
+                let accepted = format!("an indexer in layer {first}, the first that is sparse");
+                Error::argument(field, value.to_string(), accepted)
+            }
+            _ => too_many(count),
+        }
     })
 }
 
 /// `index_topk_freq` with `index_skip_topk_offset`, whose default is 2.
-fn by_frequency(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling> {
+fn by_frequency(fields: &Fields<'_>, layers: &Layers) -> Result<Option<IndexLayers>> {
     let name = "index_topk_freq";
-    let offset = fields.optional("index_skip_topk_offset", 1)?.unwrap_or(2);
-    match fields.optional(name, 1)? {
-        None => Ok(None),
-        Some(freq) => Ok(Some((name.into(), every(layers, freq, offset)?))),
-    }
+    let offset = fields.optional("index_skip_topk_offset", 0)?.unwrap_or(2);
+    let freq = fields.optional(name, 1)?;
+    let found = freq.map(|freq| every(layers, (name, freq), freq, offset));
+    found.transpose()
 }
 
 /// `cli_factor`: a run of this number of attentions uses the list of the first one.
-fn by_runs(fields: &Fields<'_>, layers: &Layers) -> Result<Spelling> {
-    match fields.optional("cli_factor", 1)? {
-        None => Ok(None),
-        Some(run) => Ok(Some(("cli_factor".into(), every(layers, run, 1)?))),
-    }
+fn by_runs(fields: &Fields<'_>, layers: &Layers) -> Result<Option<IndexLayers>> {
+    let name = "cli_factor";
+    let run = fields.optional(name, 1)?;
+    run.map(|run| every(layers, (name, run), run, 1))
+        .transpose()
 }
 
 #[cfg(test)]
@@ -329,8 +354,13 @@ mod tests {
         let each = "one for each layer (num_hidden_layers = 78), of which the first has an indexer";
         for (changes, message) in [
             (
-                json!({"index_kpool": 3, "qk_rope_head_dim": 0}),
-                "index_topk: given 2048, accepted a multiple of index_kpool, 3".to_owned(),
+                json!({"index_kpool": 4, "index_topk": 2046, "qk_rope_head_dim": 0}),
+                "index_topk: given 2046, accepted a multiple of index_kpool, 4".to_owned(),
+            ),
+            (
+                json!({"index_kpool": 3, "index_topk": 1536, "qk_rope_head_dim": 0}),
+                "index_kpool: given 3, accepted a divisor of 64, so that pages have whole pools"
+                    .to_owned(),
             ),
             (
                 json!({"index_kpool": 4, "qk_rope_head_dim": 0, "index_head_dim": 96}),
@@ -338,8 +368,9 @@ mod tests {
                     .to_owned(),
             ),
             (
-                json!({"index_skip_topk_offset": 0}),
-                "index_skip_topk_offset: given 0, accepted an integer from 1 to 65536".into(),
+                json!({"index_topk_freq": 4, "index_skip_topk_offset": 0}),
+                "index_topk_freq: given 4, accepted an indexer in layer 0, the first that is sparse"
+                    .into(),
             ),
             (
                 json!({"index_head_dim": 60}),
@@ -363,13 +394,6 @@ mod tests {
                 format!(
                     "index_topk_pattern: given a string of 78, accepted a string of F and S, {each}"
                 ),
-            ),
-            (
-                json!({"index_topk_pattern": "F".repeat(78), "index_topk_freq": 77,
-                    "index_skip_topk_offset": 77}),
-                "index_topk_pattern: given IndexLayers { shared: [] }, accepted IndexLayers { \
-                 shared: [77] }, as index_topk_freq has it"
-                    .into(),
             ),
         ] {
             assert_eq!(read(changes), Err(message));

@@ -1,7 +1,9 @@
 //! Checks a configuration's keys against the tables of names.
 
+use serde_json::Value;
+
 use super::fields::{Fields, contradiction, shown, unknown_key};
-use super::names;
+use super::{engine, names};
 use crate::Result;
 
 /// Refuses unknown keys that may change the results, and spellings that disagree.
@@ -12,9 +14,11 @@ pub(super) fn check(fields: &Fields<'_>) -> Result<()> {
     let is_known = |key: &str| names::is_known(key) || of_inference(key);
     for (path, object) in fields.levels() {
         for (key, value) in *object {
-            let is_off =
-                *value == false && names::SWITCHES.iter().any(|begin| key.starts_with(begin));
-            if !value.is_null() && !is_off && names::is_suspect(key) && !is_known(key) {
+            if !value.is_null()
+                && names::is_suspect(key)
+                && !is_known(key)
+                && !is_off(fields, key, value)?
+            {
                 return Err(unknown_key(format!("{path}{key}"), shown(value)));
             }
         }
@@ -36,4 +40,27 @@ pub(super) fn check(fields: &Fields<'_>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Returns true for a switch that is off, so that it asks for nothing. A switch for something that
+/// the model otherwise has is not off: it may contradict another key.
+fn is_off(fields: &Fields<'_>, key: &str, value: &Value) -> Result<bool> {
+    let is_switch = names::SWITCHES.iter().any(|begin| key.starts_with(begin));
+    let has_no_window = fields.switch("use_sliding_window")? == Some(false);
+    if key.starts_with("swa_") && has_no_window {
+        return Ok(true);
+    }
+    if *value != false || !is_switch {
+        return Ok(false);
+    }
+    let about = |parts: &[&str]| parts.iter().any(|part| key.contains(part));
+    let has = |sections: &[&str]| sections.iter().any(|name| fields.get(name).is_some());
+    let has_halves = fields.switch("rope_interleave")? == Some(false);
+    let contradicts = about(&["rope", "rotary", "interleav", "pos_enc"])
+        || about(&["neox"]) && has_halves
+        || about(&["yarn"]) && has(&["rope_scaling", "rope_parameters", "yarn"])
+        || about(&["index", "dsa", "sparse"]) && fields.optional_or_none("index_topk")?.is_some()
+        || about(&["gate", "gating"]) && engine::gate(fields)?.is_some()
+        || about(&["sink"]) && fields.flag("learnable_sink")?;
+    Ok(!contradicts)
 }

@@ -10,6 +10,16 @@ use crate::{Error, Result};
 /// The families whose lists of layers begin with 0.
 const FROM_ZERO: &[&str] = &["glm5_next", "glm53_flash"];
 
+/// The families whose layers are of two kinds, with the key that says which layers are of which.
+const OF_TWO_KINDS: &[(&str, &str)] = &[
+    ("glm5_next", "linear_attn_config"),
+    ("glm53_flash", "linear_attn_config"),
+    ("bailing_hybrid", "layer_group_size"),
+    ("bailing_moe_v2_5", "layer_group_size"),
+    ("bailing_moe_v3", "layer_group_size"),
+    ("dots3", "layer_types"),
+];
+
 /// The attention of a layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
@@ -100,6 +110,7 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Layers> {
     ];
     let mut given = spellings.into_iter().flatten();
     let Some((first, kinds)) = given.next() else {
+        check_family(fields)?;
         return Ok(Layers {
             all: counted,
             kinds: None,
@@ -111,6 +122,10 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Layers> {
         let linear = kinds.iter().map(|kind| *kind == Kind::Linear);
         linear.collect::<Vec<bool>>()
     };
+    if kinds.iter().all(|kind| *kind == Kind::Linear) {
+        let accepted = "at least one layer with latent attention";
+        return Err(Error::argument(first, "no such layer", accepted));
+    }
     match given.find(|(_, other)| linear(other) != linear(&kinds)) {
         None => Ok(Layers {
             all: counted,
@@ -124,6 +139,24 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Layers> {
             second,
             numbers(&other),
         )),
+    }
+}
+
+/// Refuses a model without a list of its layers, if the layers of its family are of two kinds.
+/// Public implementations have different defaults.
+fn check_family(fields: &Fields<'_>) -> Result<()> {
+    let has_no_window = fields.switch("use_sliding_window")? == Some(false);
+    let own = OF_TWO_KINDS
+        .iter()
+        .find(|(family, _)| fields.is_of(&[family]));
+    match own {
+        Some(("dots3", _)) if has_no_window => Ok(()),
+        Some((_, key)) => Err(absent(
+            key,
+            &fields.looked_for(key),
+            "which layers have latent attention, as this family also has others",
+        )),
+        None => Ok(()),
     }
 }
 
@@ -147,9 +180,11 @@ fn count(fields: &Fields<'_>) -> Result<Option<u32>> {
         }
         // In this field some programs count attentions, and some count pairs of them.
         (Some(_), None) if two == 2 => fields.required(field, 1).map(Some),
-        (None, Some(_)) if two == 1 && fields.get("layer_group_size").is_none() => {
-            fields.required(hidden, 1).map(Some)
-        }
+        (None, Some(_)) if two == 1 && fields.get("layer_group_size").is_none() => Err(absent(
+            hidden,
+            &fields.looked_for(hidden),
+            format!("an integer from 1 to {MAX_DIM}: {field} is read in LongCat's models alone"),
+        )),
         (_, Some(pairs)) => Ok(Some(two * pairs)),
         (layers, None) => Ok(layers),
     }
@@ -158,13 +193,7 @@ fn count(fields: &Fields<'_>) -> Result<Option<u32>> {
 /// Returns true for LongCat's models. Its hybrids are an exception: they alternate with linear
 /// attention.
 fn has_two_attentions(fields: &Fields<'_>) -> bool {
-    let longcat = |(_, object): &(String, &serde_json::Map<String, Value>)| {
-        let names = object.get("architectures").and_then(Value::as_array);
-        let mut names = names.into_iter().flatten().filter_map(Value::as_str);
-        names.any(|name| name.starts_with("Longcat"))
-    };
-    let is_longcat = fields.is_of(&["longcat"]) || fields.levels().iter().any(longcat);
-    is_longcat && fields.get("layer_group_size").is_none()
+    fields.is_of(&["longcat"]) && fields.get("layer_group_size").is_none()
 }
 
 /// The names in `layer_types` of layers with latent attention, if there is such a list.
@@ -194,7 +223,9 @@ fn by_types(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling> {
         let layers = all.map_or_else(|| "the layers".into(), layers_of);
         return Err(invalid(field, types, "a list of strings", &layers));
     };
-    let full = match fields.flag("use_dsa")? {
+    // A list length of 0 or null means that no layer is sparse, whatever the family's default is.
+    let is_dense = fields.has_key("index_topk") && fields.optional_or_none("index_topk")?.is_none();
+    let full = match fields.flag("use_dsa")? && !is_dense {
         true => Kind::Sparse,
         false => Kind::Full,
     };
@@ -231,31 +262,39 @@ fn by_linear_config(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling> {
     let Some((place, linear)) = fields.get("linear_attn_config") else {
         return Ok(None);
     };
+    if !linear.is_object() {
+        return Err(super::fields::invalid(place, linear, "an object or null"));
+    }
     let (first, all) = (u32::from(!fields.is_of(FROM_ZERO)), required(all, fields)?);
     let given = |name| linear.get(name).filter(|value: &&Value| !value.is_null());
     let list = |name: &str, value| layer_list(format!("{place}.{name}"), value, first, all);
-    let Some(full) = given("full_attn_layers") else {
-        if fields.get("layer_types").is_some() {
-            return Ok(None);
-        }
-        return Err(absent(
-            "full_attn_layers",
-            &format!("{place}.full_attn_layers"),
-            "a list of the layers with full attention",
-        ));
+    let others = match given("kda_layers") {
+        Some(others) => Some(list("kda_layers", others)?),
+        None => None,
     };
-    let full = list("full_attn_layers", full)?;
-    if let Some(others) = given("kda_layers") {
-        let others = list("kda_layers", others)?;
-        let all_others = (0..all).filter(|layer| full.binary_search(layer).is_err());
-        if !others.iter().copied().eq(all_others) {
-            return Err(contradiction(
-                format!("{place}.kda_layers"),
-                format!("{} layers", others.len()),
-                format!("{place}.full_attn_layers"),
-                format!("the rest of {all}, without {}", full.len()),
+    let rest = |layers: &[u32]| -> Vec<u32> {
+        let rest = (0..all).filter(|layer| layers.binary_search(layer).is_err());
+        rest.collect()
+    };
+    let full = match (given("full_attn_layers"), &others) {
+        (Some(full), _) => list("full_attn_layers", full)?,
+        (None, _) if fields.get("layer_types").is_some() => return Ok(None),
+        (None, Some(others)) => rest(others),
+        (None, None) => {
+            return Err(absent(
+                "full_attn_layers",
+                &format!("{place}.full_attn_layers"),
+                "a list of the layers with full attention",
             ));
         }
+    };
+    if let Some(others) = others.filter(|others| *others != rest(&full)) {
+        return Err(contradiction(
+            format!("{place}.kda_layers"),
+            format!("{} layers", others.len()),
+            format!("{place}.full_attn_layers"),
+            format!("the rest of {all}, without {}", full.len()),
+        ));
     }
     Ok(Some((
         format!("{place}.full_attn_layers"),
@@ -288,7 +327,7 @@ fn by_list(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling> {
     Ok(Some((path, kinds)))
 }
 
-/// Reads ascending numbers of layers. In the file they count from `first`; the result counts from
+/// Reads numbers of layers. In the file they count from `first`; the result ascends and counts from
 /// 0.
 fn layer_list(field: String, listed: &Value, first: u32, all: u32) -> Result<Vec<u32>> {
     let numbers: Option<Vec<u32>> = listed.as_array().and_then(|numbers| {
@@ -296,12 +335,16 @@ fn layer_list(field: String, listed: &Value, first: u32, all: u32) -> Result<Vec
         let number = |number: &Value| integer(number).filter(|it| accepted.contains(it));
         numbers.iter().map(number).collect()
     });
+    let numbers = numbers.map(|mut numbers| {
+        numbers.sort_unstable();
+        numbers
+    });
     match numbers.filter(|numbers| numbers.is_sorted_by(|a, b| a < b)) {
         Some(numbers) => Ok(numbers.into_iter().map(|number| number - first).collect()),
         None => Err(invalid(
             field,
             listed,
-            &format!("ascending numbers from {first} on"),
+            &format!("numbers from {first} on, each once"),
             &layers_of(all),
         )),
     }

@@ -4,6 +4,7 @@
 use serde_json::Value;
 
 use super::fields::{Fields, shown};
+use super::layers;
 use crate::{Error, Result};
 
 /// A field, and the values of it that ask for something missing.
@@ -14,11 +15,6 @@ struct MissingFeature {
 }
 
 const ASKS: &[MissingFeature] = &[
-    MissingFeature {
-        field: "model_type",
-        asks: |value| begins(value, &["deepseek_v4"]),
-        missing: COMPRESSED,
-    },
     MissingFeature {
         field: "compress_ratios",
         asks: |_| true,
@@ -67,7 +63,7 @@ const ASKS: &[MissingFeature] = &[
     },
     MissingFeature {
         field: "attention_type",
-        asks: |value| value != "LlamaLatentAttention",
+        asks: |value| !is_one_of(value, &["MLA", "LlamaLatentAttention"]),
         missing: ANOTHER,
     },
     MissingFeature {
@@ -118,12 +114,10 @@ const EVERY_HEAD: &str = "keys and values of every head in the cache";
 
 const ANOTHER: &str = "another attention than Multi-head Latent Attention";
 
-const WINDOW: &str = "a sliding window";
+/// The name of layers with a window in `layer_types`.
+const WINDOWED: &str = "sliding_attention";
 
-fn begins(value: &Value, families: &[&str]) -> bool {
-    let name = value.as_str().unwrap_or_default();
-    families.iter().any(|family| name.starts_with(family))
-}
+const WINDOW: &str = "a sliding window";
 
 fn is_one_of(value: &Value, words: &[&str]) -> bool {
     let given = value.as_str().unwrap_or_default();
@@ -139,12 +133,21 @@ fn is_set(value: &Value) -> bool {
 
 /// Refuses a model that asks for a missing property.
 pub(super) fn check(fields: &Fields<'_>) -> Result<()> {
+    if let Some((field, name)) = fields.named(&["deepseek_v4"]) {
+        return Err(Error::Unsupported {
+            field,
+            given: format!("{name:?}"),
+            missing: COMPRESSED,
+        });
+    }
     for ask in ASKS {
         refuse(fields, ask.field, ask.missing, ask.asks)?;
     }
-    // Some configurations give the width of a window although no layer has a window.
+    // Some configurations give the width of a window although no layer has a window. Where layers
+    // are named, each name says which have one.
     match fields.get("use_sliding_window") {
         Some((_, Value::Bool(false))) => Ok(()),
+        _ if layers::own_words(fields).is_some_and(|words| !words.contains(&WINDOWED)) => Ok(()),
         _ => refuse(fields, "sliding_window", WINDOW, is_set),
     }
 }
@@ -168,7 +171,7 @@ fn refuse(
 /// The error for a kind of layer that `layer_types` names.
 pub(super) fn layer(field: String, kind: &str) -> Error {
     let missing = match kind {
-        "sliding_attention" => WINDOW,
+        WINDOWED => WINDOW,
         _ => "layers of another attention than a full, a sparse or a linear one",
     };
     Error::Unsupported {

@@ -102,15 +102,21 @@ fn divisors(heads: u32) -> String {
 fn dims(fields: &Fields<'_>) -> Result<MlaDims> {
     let heads = fields.required("num_attention_heads", 1)?;
     let nope = fields.required("qk_nope_head_dim", 1)?;
-    let rope = fields.required("qk_rope_head_dim", 0)?;
-    fields.check_width("qk_head_dim", nope + rope)?;
-    fields.check_width("rotary_dim", rope)?;
-    // With `use_mla_nope` there are no rotary parts. With `mla_use_nope` there are, but they are
-    // not rotated.
+    // With `use_mla_nope` there are no rotary parts, whatever width a file gives them. With
+    // `mla_use_nope` there are, but they are not rotated.
     let rope = match fields.flag("use_mla_nope")? {
         true => 0,
-        false => rope,
+        false => fields.required("qk_rope_head_dim", 0)?,
     };
+    let given = fields.optional("qk_rope_head_dim", 0)?.unwrap_or(0);
+    if fields.optional("qk_head_dim", 0)? != Some(nope + rope) {
+        fields.check_width("qk_head_dim", nope + given)?;
+    }
+    fields.check_width("rotary_dim", given)?;
+    if rope % 2 == 1 && !fields.flag("mla_use_nope")? {
+        let accepted = "an even number, as pairs are rotated";
+        return Err(Error::argument("qk_rope_head_dim", rope, accepted));
+    }
     let latent = fields.required("kv_lora_rank", 1)?;
     let head = HeadDims::new(nope, rope, fields.v_head_dim(heads)?);
     Ok(MlaDims::new(latent, head))
@@ -137,7 +143,8 @@ impl ModelConfig {
     ///
     /// Fields that are not about attention are ignored. A field whose name suggests attention must
     /// be known, or the error names it. Such names contain `attention`, `index`, `gate`, `window`,
-    /// `rope`, `scale`, `sink` and the like. The same holds for every field of the rotary section.
+    /// `rope`, `scale`, `sink` and the like. The same holds for every field of the rotary section. A
+    /// switch (`use_…`, `enable_…`) that is false is skipped, unless the model has what it names.
     ///
     /// | field | |
     /// |---|---|
@@ -152,8 +159,8 @@ impl ModelConfig {
     /// | `layer_types`, `linear_attn_config.full_attn_layers` (from 1 on), `full_attention_layers` (from 0 on; all layers have it if `linear_attention_type` is null), or `layer_group_size` (`fa_interval`: the last layer of each group has it, and so has every layer after the last whole group) | the layers that have this attention rather than a linear one; all layers, if these fields are left out. `layer_types` also says which layers are sparse |
     /// | `index_n_heads`, `index_head_dim` | positive, with `index_topk`, or both left out |
     /// | `indexer_rope_interleave` | `true` or `false` (also if it is left out) |
-    /// | `indexer_types`, `index_topk_pattern`, `index_topk_freq` with `index_skip_topk_offset`, or `cli_factor` | the layers that have an indexer; every layer, if all these fields are left out |
-    /// | `index_kpool` | the number of tokens that share an index key, a divisor of `index_topk`; 1, if left out |
+    /// | `indexer_types`, else `index_topk_pattern`, else `index_topk_freq` with `index_skip_topk_offset`, else `cli_factor` | the layers that have an indexer; every layer, if all these fields are left out |
+    /// | `index_kpool` | the number of tokens that share an index key, a divisor of 64 and of `index_topk`; 1, if left out |
     /// | `index_kpool_always_select_tail`, `index_kpool_compress` | true, or left out, or null; with pools, false means that the engine makes the lists itself |
     /// | `index_k_norm_type`, `index_init_tokens`, `index_local_tokens` | the engine makes the lists itself: [`Self::foreign_indexer`] |
     /// | `dtype` or `torch_dtype` | `float32`, `float16` or `bfloat16`, or left out, or null |
@@ -168,7 +175,9 @@ impl ModelConfig {
     /// | `llama_4_scaling_beta` in the rotary section, or `llama_4_scaling` | at least 0, or left out, or null; above 0 with the original context: a [factor of queries](Self::query_factor) |
     ///
     /// A missing field has the default of the model's family, if that differs from the table. This
-    /// concerns a gate and sinks in Hy4, and pairs of halves in MiniCPM3 and openPangu.
+    /// concerns a gate and sinks in Hy4, and pairs of halves in MiniCPM3 and openPangu. The family
+    /// is known by `model_type` or `architectures`. Families with layers of two kinds (GLM-5.3,
+    /// Ling, dots3) have to say which layers are of which.
     ///
     /// The file of DeepSeek's own inference program, recognised by its `inter_dim`, is read as
     /// well. Its rotation always has yarn, even if the file does not mention it (`rope_factor`,
@@ -195,6 +204,7 @@ impl ModelConfig {
             Some(false) => None,
             _ => index_topk,
         };
+        index::check_topk(&fields)?;
         layers.check_topk(index_topk)?;
         let foreign_indexer =
             index::foreign(&fields, dims.head.rope)?.filter(|_| index_topk.is_some());

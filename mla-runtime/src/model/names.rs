@@ -84,6 +84,7 @@ const READ: &[&str] = &[
     "attn_groupnorm",
     "attn_logit_softcapping",
     "attn_temperature_tuning",
+    "cli_factor",
     "compress_ratios",
     "full_attention_layers",
     "gated_attention",
@@ -133,6 +134,7 @@ const READ: &[&str] = &[
 const HARMLESS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
+    "_attn_implementation_internal",
     "attention_bias",
     "attention_distillation",
     "attention_dropout",
@@ -140,20 +142,28 @@ const HARMLESS: &[&str] = &[
     "attention_output_bias",
     "attention_probs_dropout_prob",
     "attention_qkv_bias",
+    // The softmax is always in f32.
+    "attention_softmax_in_fp32",
     "attn_dropout",
     "attn_implementation",
     // Layers that add the outputs of earlier layers to theirs.
     "attn_res_block_size",
+    "capacity_factor",
     "cross_attention_hidden_size",
     "decoder_sparse_step",
     "dsa_mtp_cli",
-    // The softmax is always in f32.
     "enable_attention_fp32_softmax",
+    // The cap of the logits over the vocabulary.
+    "final_logit_softcapping",
     "ignore_index",
+    // Scores are computed in pieces of this size.
+    "index_chunk_size",
     "index_share_for_mtp_iteration",
+    "initializer_factor",
     "layernorm_gating_weight",
     "learnable_sink_init",
     "max_window_layers",
+    "nextn_is_sparse",
     "no_kda_lora",
     "num_kv_heads_for_linear_attn",
     "output_attentions",
@@ -170,8 +180,8 @@ const HARMLESS: &[&str] = &[
 
 /// Prefixes of keys that belong to other parts of a model.
 const OTHER_PARTS: &[&str] = &[
-    "audio_", "ffn_", "gdn_", "image_", "kda_", "linear_", "mamba_", "mlp_", "mm_", "moe_", "mtp_",
-    "router_", "video_", "vision_",
+    "audio_", "ffn_", "gdn_", "hc_", "image_", "kda_", "linear_", "mamba_", "mhc_", "mlp_", "mm_",
+    "moe_", "mtp_", "router_", "video_", "vision_",
 ];
 
 /// Prefixes of switches. A switch that is off asks for nothing.
@@ -183,19 +193,25 @@ const SUSPECTS: &[&str] = &[
     "attention",
     "attn",
     "block_type",
+    "cla_",
     "compress",
     "dsa",
+    "factor",
     "gate",
     "gating",
     "hybrid",
     "index",
+    "interleav",
     "kpool",
+    "kv_shared",
     "llama_4",
     "lora",
     "mixer",
     "mla",
     "neox",
     "nope",
+    "ntk",
+    "pos_enc",
     "position_embedding_type",
     "rope",
     "rotary",
@@ -203,10 +219,13 @@ const SUSPECTS: &[&str] = &[
     "scaling",
     "sink",
     "sliding",
+    "soft_cap",
     "softcap",
     "softmax",
     "sparse",
     "swa",
+    "theta",
+    "use_cla",
     "window",
     "yarn",
 ];
@@ -233,6 +252,7 @@ const OF_A_SECTION: &[&str] = &[
     "beta_slow",
     "extrapolation_factor",
     "original_seq_len",
+    "truncate",
 ];
 
 /// Returns true for a key that may say which layers have linear attention. No key of that kind is
@@ -250,6 +270,12 @@ fn names_layers(key: &str) -> bool {
         ])
 }
 
+/// Returns true for a key that may concern the attention in layers that make drafts.
+fn is_of_drafts_attention(key: &str) -> bool {
+    let parts = ["index", "rope", "sparse", "window"];
+    key.starts_with("mtp_") && parts.iter().any(|part| key.contains(part))
+}
+
 /// Returns true for a key that is read, or that does not concern attention.
 pub(super) fn is_known(key: &str) -> bool {
     let spelt = |(name, others): &(&str, &[&str])| *name == key || others.contains(&key);
@@ -257,7 +283,9 @@ pub(super) fn is_known(key: &str) -> bool {
         || HARMLESS.contains(&key)
         || NESTED.contains(&key)
         || SPELLINGS.iter().any(spelt)
-        || (OTHER_PARTS.iter().any(|begin| key.starts_with(begin)) && !names_layers(key))
+        || (OTHER_PARTS.iter().any(|begin| key.starts_with(begin))
+            && !names_layers(key)
+            && !is_of_drafts_attention(key))
         || key.ends_with("_token_index")
         || ["expert", "router", "moe"]
             .iter()

@@ -318,8 +318,11 @@ impl Yarn {
     }
 
     fn attention_factor(self) -> f64 {
+        if !self.applies_scale {
+            return 1.0;
+        }
         let derived = self.correction(self.mscale) / self.correction(self.mscale_all_dim);
-        let given = self.given_attention_factor.filter(|_| self.applies_scale);
+        let given = self.given_attention_factor;
         given.unwrap_or(derived * self.attn_factor)
     }
 

@@ -135,7 +135,7 @@ fn section<'a>(fields: &Fields<'a>) -> Result<Option<Section<'a>>> {
         for name in ["rope_scaling", "rope_parameters"] {
             let (path, values) = match object.get(name) {
                 None | Some(Value::Null) => continue,
-                Some(Value::Object(values)) if values.is_empty() => continue,
+                Some(Value::Object(values)) if values.values().all(Value::is_null) => continue,
                 Some(Value::Object(values)) => (format!("{level}{name}"), values),
                 Some(value) => {
                     let field = format!("{level}{name}");
@@ -143,12 +143,8 @@ fn section<'a>(fields: &Fields<'a>) -> Result<Option<Section<'a>>> {
                 }
             };
             match &found {
-                None => found = Some((level, path, values)),
-                // One section replaces another section of the same object.
-                Some((first, winner, wins)) if *first == level => {
-                    check_base(fields, (winner, wins), (&path, values))?;
-                }
-                Some(_) => {}
+                None => found = Some((path, values)),
+                Some((winner, wins)) => check_base(fields, (winner, wins), (&path, values))?,
             }
         }
     }
@@ -157,11 +153,11 @@ fn section<'a>(fields: &Fields<'a>) -> Result<Option<Section<'a>>> {
         params => params,
     };
     match (found, params) {
-        (Some((_, path, _)), Some(params)) => {
+        (Some((path, _)), Some(params)) => {
             Err(contradiction(params.path, "a section", path, "another"))
         }
         (None, params) => Ok(params),
-        (Some((_, path, values)), None) => of_layers(fields, path, values).map(Some),
+        (Some((path, values)), None) => of_layers(fields, path, values).map(Some),
     }
 }
 
@@ -373,6 +369,10 @@ impl Section<'_> {
             ));
         }
         match canonical(kind) {
+            "default" if self.get("mrope_section").is_some() => {
+                self.check_keys(OF_OTHERS)?;
+                Ok(RopeScaling::Other { kind: "mrope" })
+            }
             "default" => {
                 self.check_keys(&[])?;
                 Ok(RopeScaling::Plain)
@@ -505,10 +505,18 @@ fn query_scaling(
     match (inside, given) {
         (Some(a), Some(b)) if a != b => Err(contradiction(
             own.path,
-            format!("{b:?}"),
+            shown_scaling(b),
             "llama_4_scaling_beta",
-            format!("{a:?}"),
+            shown_scaling(a),
         )),
         (inside, given) => Ok(inside.or(given)),
     }
+}
+
+fn shown_scaling(scaling: QueryScaling) -> String {
+    let QueryScaling {
+        beta,
+        original_max_positions,
+    } = scaling;
+    format!("a beta of {beta} beyond {original_max_positions} positions")
 }
