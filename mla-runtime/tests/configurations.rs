@@ -90,6 +90,7 @@ fn a_switch_that_is_off_is_skipped_only_if_nothing_contradicts_it() {
         ("use_pos_enc", json!({})),
         ("is_neox_style", json!({"rope_interleave": false})),
         ("use_yarn", json!({"rope_scaling": yarn})),
+        ("use_mscale", json!({"rope_scaling": yarn})),
         ("use_sparse_attention", sparse(json!({}))),
         ("enable_dsa", sparse(json!({}))),
         ("use_indexer", sparse(json!({}))),
@@ -108,6 +109,7 @@ fn a_switch_that_is_off_is_skipped_only_if_nothing_contradicts_it() {
         "use_yarn",
         "use_sparse_attention",
         "use_attn_gate",
+        "attn_output_gate",
         "add_attention_sink_bias",
     ] {
         assert_eq!(read(json!({key: false})), plain(), "{key}");

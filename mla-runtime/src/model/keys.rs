@@ -45,7 +45,9 @@ pub(super) fn check(fields: &Fields<'_>) -> Result<()> {
 /// Returns true for a switch that is off, so that it asks for nothing. A switch for something that
 /// the model otherwise has is not off: it may contradict another key.
 fn is_off(fields: &Fields<'_>, key: &str, value: &Value) -> Result<bool> {
-    let is_switch = names::SWITCHES.iter().any(|begin| key.starts_with(begin));
+    let about = |parts: &[&str]| parts.iter().any(|part| key.contains(part));
+    let of_gates = about(&["gate", "gating"]);
+    let is_switch = of_gates || names::SWITCHES.iter().any(|begin| key.starts_with(begin));
     let has_no_window = fields.switch("use_sliding_window")? == Some(false);
     if key.starts_with("swa_") && has_no_window {
         return Ok(true);
@@ -53,14 +55,13 @@ fn is_off(fields: &Fields<'_>, key: &str, value: &Value) -> Result<bool> {
     if *value != false || !is_switch {
         return Ok(false);
     }
-    let about = |parts: &[&str]| parts.iter().any(|part| key.contains(part));
     let has = |sections: &[&str]| sections.iter().any(|name| fields.get(name).is_some());
     let has_halves = fields.switch("rope_interleave")? == Some(false);
     let contradicts = about(&["rope", "rotary", "interleav", "pos_enc"])
         || about(&["neox"]) && has_halves
-        || about(&["yarn"]) && has(&["rope_scaling", "rope_parameters", "yarn"])
+        || about(&["yarn", "scal"]) && has(&["rope_scaling", "rope_parameters", "yarn"])
         || about(&["index", "dsa", "sparse"]) && fields.optional_or_none("index_topk")?.is_some()
-        || about(&["gate", "gating"]) && engine::gate(fields)?.is_some()
+        || of_gates && engine::gate(fields)?.is_some()
         || about(&["sink"]) && fields.flag("learnable_sink")?;
     Ok(!contradicts)
 }

@@ -152,6 +152,7 @@ const HARMLESS: &[&str] = &[
     "cross_attention_hidden_size",
     "decoder_sparse_step",
     "dsa_mtp_cli",
+    "embedding_scale",
     "enable_attention_fp32_softmax",
     // The cap of the logits over the vocabulary.
     "final_logit_softcapping",
@@ -162,6 +163,8 @@ const HARMLESS: &[&str] = &[
     "initializer_factor",
     "layernorm_gating_weight",
     "learnable_sink_init",
+    "lm_head_scale",
+    "logit_scale",
     "max_window_layers",
     "nextn_is_sparse",
     "no_kda_lora",
@@ -169,6 +172,7 @@ const HARMLESS: &[&str] = &[
     "output_attentions",
     // This key never shrinks R, which `qk_rope_head_dim` gives.
     "partial_rotary_factor",
+    "residual_scale",
     "route_scale",
     "routed_scaling_factor",
     "scale_depth",
