@@ -139,16 +139,18 @@ impl Model {
         self.config.indexer.is_some() || self.config.foreign_indexer.is_some()
     }
 
-    /// Returns a line about the softmax scale, and a line for each task that is left to the engine.
+    /// Returns lines about the softmax scale and the rotation, and a line for each task that is left
+    /// to the engine.
     pub fn engine_work(&self) -> String {
-        let scale = format!("Softmax scale {:.6}.\n", self.config.softmax_scale());
+        let (scale, rope) = (self.config.softmax_scale(), self.config.rope);
+        let numbers = format!("Softmax scale {scale:.6}.\nRotation: {rope}.\n");
         let work = self.config.engine_work();
         let unconfirmed = (!self.unconfirmed.is_empty()).then(|| {
             let fields = self.unconfirmed.join(", ");
             format!("no file of the publisher's confirms {fields}")
         });
         let lines = work.into_iter().chain(unconfirmed);
-        lines.fold(scale, |text, line| text + &format!("Note: {line}.\n"))
+        lines.fold(numbers, |text, line| text + &format!("Note: {line}.\n"))
     }
 
     /// Returns the features that the model's attention needs.

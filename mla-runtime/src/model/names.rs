@@ -54,7 +54,7 @@ pub(super) fn spellings(field: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The defaults of a family for keys that a file leaves out. The family is recognised by the
-/// beginning of its `model_type`.
+/// beginning of its `model_type` or of an architecture.
 pub(super) static DEFAULTS: LazyLock<Value> = LazyLock::new(|| {
     json!({
         "dots3": {

@@ -17,6 +17,7 @@
 //! m(`mscale_all_dim`)², with m(s) = 0.1 · s · ln(factor) + 1.
 
 use std::f64::consts::PI;
+use std::fmt;
 
 use super::{MAX_DIM, MAX_POSITIONS};
 use crate::model::RotaryStyle;
@@ -233,6 +234,42 @@ impl Rope {
             Ok(values)
         };
         Ok([table(f64::cos)?, table(f64::sin)?])
+    }
+}
+
+impl fmt::Display for Rope {
+    /// Gives every number from which the tables are made.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.rotates {
+            return f.write_str("none, rotary parts are used as they are");
+        }
+        let pairs = match self.style {
+            RotaryStyle::Interleaved => "interleaved",
+            RotaryStyle::Halves => "of halves",
+        };
+        write!(f, "θ = {}, pairs {pairs}", self.theta)?;
+        match self.scaling {
+            RopeScaling::Plain => Ok(()),
+            RopeScaling::Linear { factor } => write!(f, ", linear by {factor}"),
+            RopeScaling::Other { kind } => write!(f, ", {kind} by the engine's tables"),
+            RopeScaling::Yarn(yarn) => {
+                write!(f, ", yarn by {}", yarn.factor)?;
+                if let Some(original) = yarn.original_max_positions {
+                    write!(f, " from {original} positions on")?;
+                }
+                let Yarn {
+                    beta_fast: fast,
+                    beta_slow: slow,
+                    ..
+                } = yarn;
+                write!(f, " with β of {fast} and {slow}")?;
+                write!(
+                    f,
+                    ", cosines and sines times {:.6}",
+                    self.attention_factor()
+                )
+            }
+        }
     }
 }
 
@@ -521,6 +558,27 @@ mod tests {
         }
         let [cos, sin] = yarn.cos_sin(2, 1).unwrap();
         assert_eq!((cos[0], sin[0]), (m as f32, 0.0));
+    }
+
+    #[test]
+    fn every_number_is_shown() {
+        for (model, shown) in [
+            ("glm-5", "θ = 1000000, pairs interleaved"),
+            (
+                "deepseek-v3",
+                "θ = 10000, pairs interleaved, yarn by 40 from 4096 positions on with β of 32 \
+                 and 1, cosines and sines times 1.000000",
+            ),
+            (
+                "minicpm3",
+                "θ = 10000, pairs of halves, longrope by the engine's tables",
+            ),
+            ("kimi-linear-48b", "none, rotary parts are used as they are"),
+        ] {
+            assert_eq!(preset(model).to_string(), shown);
+        }
+        let linear = Rope::plain(1e4).with_linear(2.0).to_string();
+        assert_eq!(linear, "θ = 10000, pairs interleaved, linear by 2");
     }
 
     #[test]
