@@ -10,41 +10,29 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::stub::{Says, World, driver, processor_time, version};
+use crate::stub::{Says, World, fails, processor_time, succeeds, version};
 
 /// A package whose build script runs the example `compile` and counts its runs.
 struct Package {
     world: World,
-    arguments: Vec<String>,
     variables: Vec<(String, PathBuf)>,
 }
 
 impl Package {
     fn new(arguments: &[&str]) -> Self {
         let world = World::new();
-        world.write(
-            "package/Cargo.toml",
-            "[package]\nname = \"counted\"\nversion = \"0.1.0\"\nedition = \"2024\"\n[workspace]\n",
-        );
-        world.write("package/src/lib.rs", "");
-        let host = world.at("host").display().to_string();
-        let mut all = vec![format!("--host-compiler={host}")];
-        all.extend(arguments.iter().map(|&argument| argument.to_owned()));
-        let script = format!(
-            "use std::{{io::Write, process}};\n\
-             fn main() {{\n    \
-             let mut runs = \
+        let count = format!(
+            "let mut runs = \
              std::fs::File::options().append(true).create(true).open({:?}).unwrap();\n    \
-             writeln!(runs, \"run\").unwrap();\n    \
-             let status = process::Command::new({:?}).args({all:?}).status().unwrap();\n    \
-             process::exit(status.code().unwrap_or(1));\n}}\n",
-            world.at("runs"),
-            driver(),
+             std::io::Write::write_all(&mut runs, b\"run\\n\").unwrap();",
+            world.at("runs")
         );
-        world.write("package/build.rs", &script);
+        let mut all = vec![world.host_argument()];
+        all.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        world.package("package", "", &count, &all);
+        world.write("package/src/lib.rs", "");
         Self {
             world,
-            arguments: all,
             variables: Vec::new(),
         }
     }
@@ -54,32 +42,31 @@ impl Package {
         self.variables.push((variable.to_owned(), value));
     }
 
+    /// Sets a variable to a path in the world's folder.
+    fn set_at(&mut self, variable: &str, path: &str) {
+        self.set(variable, self.world.at(path));
+    }
+
     fn cargo(&self, command: &str) -> Command {
-        let mut cargo = Command::new(env!("CARGO"));
+        let mut cargo = self.world.cargo("package", command);
+        cargo.env("MLA_CUDA_HOME", self.world.at("toolkit"));
+        cargo.envs(self.variables.iter().map(|(name, value)| (name, value)));
         cargo
-            .args([command, "--offline", "--quiet"])
-            .current_dir(self.world.at("package"))
-            .env_remove("CARGO_TARGET_DIR")
-            .env("MLA_BUILD_CACHE", self.world.at("cache"))
-            .env("MLA_CUDA_HOME", self.world.at("toolkit"))
-            .envs(self.variables.iter().map(|(name, value)| (name, value)));
-        cargo
+    }
+
+    /// Returns how often the build script ran.
+    fn runs(&self) -> usize {
+        let runs = fs::read_to_string(self.world.at("runs"));
+        runs.unwrap_or_default().lines().count()
     }
 
     /// Builds, and returns whether the build script ran.
     fn ran(&self) -> bool {
-        let runs = || fs::read_to_string(self.world.at("runs")).unwrap_or_default();
-        let before = runs();
-        let output = self.cargo("build").output().unwrap();
-        assert!(
-            output.status.success(),
-            "{:?}:\n{}",
-            self.arguments,
-            String::from_utf8_lossy(&output.stderr)
-        );
+        let before = self.runs();
+        succeeds(&mut self.cargo("build"));
         // Cargo compares modification times, and some file systems store them coarsely.
         thread::sleep(Duration::from_millis(20));
-        runs() != before
+        self.runs() != before
     }
 
     /// Checks that the build script runs again after a change, and not once more after that.
@@ -94,7 +81,7 @@ fn script_reruns_once() {
     let mut package = Package::new(&["--include=cuda", "--include=own"]);
     fs::create_dir(package.world.at("package/own")).unwrap();
     fs::create_dir(package.world.at("mine")).unwrap();
-    package.set("CPATH", package.world.at("mine"));
+    package.set_at("CPATH", "mine");
     package.notices("the first build");
     let world = &package.world;
     world.write("package/cuda/sm90/new.cu", "new\n");
@@ -119,7 +106,7 @@ fn script_reruns_once() {
         "BINDGEN_EXTRA_CLANG_ARGS",
         "BINDGEN_EXTRA_CLANG_ARGS_x86_64_unknown_linux_gnu",
     ] {
-        package.set(variable, package.world.at("none"));
+        package.set_at(variable, "none");
         package.notices(variable);
     }
 }
@@ -139,7 +126,7 @@ fn compiled_constants() {
     assert!(package.ran());
     // A check of the Rust code gets the same targets.
     package.set("MLA_BUILD_ONLY", "bindings".into());
-    package.set("MLA_CUDA_HOME", package.world.at("none"));
+    package.set_at("MLA_CUDA_HOME", "none");
     let checks = |package: &Package| package.cargo("check").output().unwrap().status.success();
     assert!(checks(&package));
     package.set("MLA_BUILD_TARGETS_SM90", "+sm_90".into());
@@ -155,30 +142,23 @@ fn own_output_does_not_rebuild() {
     // Another include root lies below OUT_DIR.
     let mut package = Package::new(&["--sources=**/*.cu", "--include=.", "--include=cuda"]);
     let world = &package.world;
-    let script = fs::read_to_string(world.at("package/build.rs")).unwrap();
+    let script = world.read("package/build.rs");
     let generated = "let out = \
                      std::path::PathBuf::from(std::env::var_os(\"OUT_DIR\").unwrap());\n    \
                      std::fs::create_dir_all(out.join(\"generated\")).unwrap();\n    \
                      std::fs::write(out.join(\"generated/made.h\"), \"made\\n\").unwrap();\n    \
-                     std::fs::write(out.join(\"generated/copy.cu\"), \"copy\\n\").unwrap();\n    ";
-    let script = script
-        .replace("let status", &format!("{generated}let status"))
-        .replace(
-            ".status()",
-            ".arg(\"--include\").arg(out.join(\"generated\")).status()",
-        );
+                     std::fs::write(out.join(\"generated/copy.cu\"), \"copy\\n\").unwrap();\n    \
+                     driver.arg(\"--include\").arg(out.join(\"generated\"));\n    ";
+    let script = script.replace("let status", &format!("{generated}let status"));
     world.write("package/build.rs", &script);
     world.write("package/cuda/sm90/d.cu", "#include <made.h>\nbody-d\n");
-    package.set("MLA_BUILD_CACHE", package.world.at("package/kept"));
+    package.set_at("MLA_BUILD_CACHE", "package/kept");
     package.set("MLA_BUILD_COMPILE_COMMANDS", "compile_commands.json".into());
     package.notices("the first build");
     assert!(!package.ran(), "nor does the second");
     let calls = package.world.calls();
-    assert_eq!(
-        calls.len(),
-        4,
-        "nothing below the target folder is a source: {calls:?}"
-    );
+    // Nothing below the target folder is a source.
+    assert_eq!(calls.len(), 4, "{calls:?}");
     package.world.write("package/cuda/sm90/new.cu", "new\n");
     package.notices("a new source");
 }
@@ -187,23 +167,14 @@ fn own_output_does_not_rebuild() {
 fn switched_toolkit_link() {
     let mut package = Package::new(&["--include=cuda"]);
     let world = &package.world;
-    let copied = Command::new("cp")
-        .arg("-a")
-        .arg(world.at("toolkit"))
-        .arg(world.at("other"))
-        .status()
-        .unwrap();
-    assert!(copied.success());
+    world.copy("toolkit", "other");
     // The folders are as old as a toolkit that was installed long ago. Two links lead to them, as
     // with Debian's alternatives.
     let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
-    for entry in walkdir::WalkDir::new(world.at("other")).contents_first(true) {
-        let file = fs::File::open(entry.unwrap().path()).unwrap();
-        file.set_modified(long_ago).unwrap();
-    }
+    world.set_times("other", long_ago);
     symlink(world.at("toolkit"), world.at("alternative")).unwrap();
     symlink(world.at("alternative"), world.at("cuda")).unwrap();
-    package.set("MLA_CUDA_HOME", package.world.at("cuda"));
+    package.set_at("MLA_CUDA_HOME", "cuda");
     package.notices("the first build");
     fs::remove_file(package.world.at("alternative")).unwrap();
     symlink(package.world.at("other"), package.world.at("alternative")).unwrap();
@@ -221,23 +192,17 @@ fn newly_found_nvcc() {
     let folders = folders.into_iter().chain(std::env::split_paths(&path));
     package.set("PATH", std::env::join_paths(folders).unwrap().into());
     package.set("MLA_CUDA_HOME", PathBuf::new());
-    package.set("CUDA_HOME", package.world.at("home/cuda"));
+    package.set_at("CUDA_HOME", "home/cuda");
     package.notices("the first build");
     let world = &package.world;
     symlink(world.at("toolkit/bin/nvcc"), world.at("first/nvcc")).unwrap();
     package.notices("an nvcc in an earlier folder of the path");
     fs::create_dir(world.at("home")).unwrap();
-    let copied = Command::new("cp")
-        .arg("-r")
-        .arg(world.at("toolkit"))
-        .arg(world.at("home/cuda"))
-        .status()
-        .unwrap();
-    assert!(copied.success());
+    world.copy("toolkit", "home/cuda");
     world.write("home/cuda/version", &version("13.1"));
     package.notices("a toolkit where CUDA_HOME says");
-    let report = fs::read_to_string(world.at("package/target/mla-build/counted-kernels.json"));
-    assert!(report.unwrap().contains("13.1.88"));
+    let report = world.read("package/target/mla-build/package-kernels.json");
+    report.says("13.1.88");
 }
 
 #[test]
@@ -245,18 +210,13 @@ fn check_without_kernels() {
     let mut package = Package::new(&["--declarations=declared.rs", "--include=cuda"]);
     package.world.write("package/declared.rs", "");
     package.set("MLA_BUILD_ONLY", "bindings".into());
-    package.set("MLA_CUDA_HOME", package.world.at("none"));
-    let cargo = |command: &str| package.cargo(command).output().unwrap();
-    let checked = cargo("check");
-    let stderr = String::from_utf8_lossy(&checked.stderr).into_owned();
-    assert!(checked.status.success(), "{stderr}");
-    let built = cargo("build");
-    let stderr = String::from_utf8_lossy(&built.stderr).into_owned();
-    assert!(!built.status.success());
-    stderr.says("kernels_is_not_compiled_because_MLA_BUILD_ONLY_is_set");
+    package.set_at("MLA_CUDA_HOME", "none");
+    succeeds(&mut package.cargo("check"));
+    fails(&mut package.cargo("build"))
+        .says("kernels_is_not_compiled_because_MLA_BUILD_ONLY_is_set");
     // With the switch turned off, everything is compiled.
     package.set("MLA_BUILD_ONLY", PathBuf::new());
-    package.set("MLA_CUDA_HOME", package.world.at("toolkit"));
+    package.set_at("MLA_CUDA_HOME", "toolkit");
     package.notices("the switch");
     assert_eq!(package.world.calls().len(), 3);
 }
@@ -265,17 +225,14 @@ fn check_without_kernels() {
 #[test]
 fn separate_build_folder() {
     let mut package = Package::new(&["--sources=**/*.cu", "--include=cuda"]);
-    package.set("CARGO_BUILD_BUILD_DIR", package.world.at("package/built"));
-    package.set("CARGO_TARGET_DIR", package.world.at("package/made"));
+    package.set_at("CARGO_BUILD_BUILD_DIR", "package/built");
+    package.set_at("CARGO_TARGET_DIR", "package/made");
     // A folder that exists before Cargo's first build does not get Cargo's mark.
     fs::create_dir(package.world.at("package/built")).unwrap();
     package.notices("the first build");
     assert!(!package.ran(), "nor does the second");
     let newest = mla_build::report::newest(&package.world.at("package/built")).unwrap();
-    assert_eq!(
-        (newest.package.as_str(), newest.units.len()),
-        ("counted", 3)
-    );
+    assert_eq!((&*newest.package, newest.units.len()), ("package", 3));
 }
 
 /// Measures processor seconds, which do not depend on other work of the machine. The minimum of
@@ -297,7 +254,7 @@ fn idle_build_is_fast() {
     assert_eq!(package.world.calls().len(), 4);
     let bare = Package::new(&[]);
     bare.world.write("package/build.rs", "fn main() {}\n");
-    assert!(bare.cargo("build").status().unwrap().success());
+    succeeds(&mut bare.cargo("build"));
 
     let min = |package: &Package, before: &dyn Fn()| {
         let runs = (0..5).map(|_| {
@@ -310,15 +267,13 @@ fn idle_build_is_fast() {
     let untouched = min(&package, &|| ()).saturating_sub(own);
     assert!(untouched < LIMIT, "{untouched:?} for nothing");
     // A header with another time makes the build script run. It finds everything in the cache.
-    let runs = || fs::read_to_string(package.world.at("runs")).unwrap().len();
-    let before = runs();
+    let before = package.runs();
     let touched = min(&package, &|| {
         thread::sleep(Duration::from_millis(20));
-        package
-            .world
-            .write("package/cuda/common/shared.h", "shared-1\n");
+        let header = "package/cuda/common/shared.h";
+        package.world.write(header, "shared-1\n");
     });
-    assert_eq!(runs() - before, 5 * "run\n".len());
+    assert_eq!(package.runs() - before, 5);
     assert!(package.world.calls().is_empty());
     let touched = touched.saturating_sub(own);
     assert!(touched < LIMIT, "{touched:?} for a touched header");

@@ -1,35 +1,31 @@
 //! The targets of each source, and what the package is told about them.
 
-use std::fs;
-
-use crate::stub::{Says, World};
+use crate::stub::{NONE, Says, World, refusal};
 use mla_build::{Family, Kernels};
 
 const PORTABLE: [&str; 5] = ["sm_80", "sm_90", "sm_100", "sm_120", "compute_80"];
 
-/// Returns the targets that nvcc was asked for, by source.
-fn gencodes(world: &World, kernels: Kernels) -> Vec<(String, Vec<String>)> {
-    world.calls();
+/// Returns the targets that nvcc was asked for in the one call for a source.
+fn targets(calls: &str, source: &str) -> Vec<String> {
+    let mut of_source = calls.lines().filter(|line| line.starts_with(source));
+    let call = of_source.next().unwrap_or_else(|| panic!("{calls}"));
+    assert_eq!(of_source.next(), None, "{calls}");
+    let codes = call.split(' ').filter_map(|word| {
+        let (_, code) = word.strip_prefix("-gencode=")?.split_once(",code=")?;
+        Some(code.to_owned())
+    });
+    codes.collect()
+}
+
+/// Builds, and returns the calls of nvcc.
+fn calls(world: &World, kernels: Kernels) -> String {
     kernels.compile("kernels").unwrap();
-    let calls = fs::read_to_string(world.at("calls")).unwrap_or_default();
-    let mut asked: Vec<_> = calls
-        .lines()
-        .map(|line| {
-            let codes = line
-                .split(' ')
-                .filter_map(|word| word.strip_prefix("-gencode=")?.split_once(",code="))
-                .map(|(_, code)| code.to_owned())
-                .collect();
-            (line.split(' ').next().unwrap_or_default().to_owned(), codes)
-        })
-        .collect();
-    asked.sort();
-    asked
+    world.arguments()
 }
 
 /// Returns the value of a constant in the file that the package includes.
 fn constant(world: &World, name: &str) -> String {
-    let text = fs::read_to_string(world.at("out/kernels_compiled.rs")).unwrap();
+    let text = world.read("out/kernels_compiled.rs");
     let start = format!("pub const {name}: &[&str] = &");
     let line = text.lines().find_map(|line| line.strip_prefix(&start));
     line.unwrap_or_else(|| panic!("{name}:\n{text}"))
@@ -41,18 +37,16 @@ fn constant(world: &World, name: &str) -> String {
 fn several_targets_one_object() {
     let world = World::new();
     world.write("package/cuda/sm80/p.cu", "body-p\n");
-    let asked = gencodes(&world, world.kernels().enable("sm80"));
-    let of = |source: &str| {
-        let calls: Vec<_> = asked.iter().filter(|(known, _)| known == source).collect();
-        assert_eq!(calls.len(), 1, "{asked:?}");
-        calls[0].1.clone()
-    };
-    assert_eq!(of("cuda/sm80/p.cu"), PORTABLE);
-    assert_eq!(of("cuda/sm90/a.cu"), ["sm_90a"]);
+    world.write("package/cuda/plain.cu", "body-plain\n");
+    let calls = calls(&world, world.kernels().enable("sm80"));
+    assert_eq!(targets(&calls, "cuda/sm80/p.cu"), PORTABLE);
+    assert_eq!(targets(&calls, "cuda/sm90/a.cu"), ["sm_90a"]);
     // Sources of no family are compiled for the targets of every family. sm_90a takes the place of
     // sm_90.
     let all = ["sm_80", "sm_100", "sm_120", "compute_80", "sm_90a"];
-    assert_eq!(of("cuda/all/c.cu"), all);
+    for source in ["cuda/all/c.cu", "cuda/plain.cu"] {
+        assert_eq!(targets(&calls, source), all);
+    }
     assert_eq!(constant(&world, "SM80"), format!("{PORTABLE:?}"));
     assert_eq!(constant(&world, "SM90"), "[\"sm_90a\"]");
     assert_eq!(constant(&world, "SM100"), "[]");
@@ -65,69 +59,32 @@ fn own_family() {
     world.write("package/cuda/geforce-12/g.cu", "body-g\n");
     let own = Family::new("geforce-12", ["sm_120a", "compute_120"]);
     // A family that is declared and off leaves out its folder.
-    let off = gencodes(&world, world.kernels().family(own.clone()));
-    assert!(off.iter().all(|(source, _)| !source.contains("geforce")));
+    let off = calls(&world, world.kernels().family(own.clone()));
+    assert!(!off.contains("geforce"), "{off}");
     assert_eq!(constant(&world, "GEFORCE_12"), "[]");
-    let on = gencodes(&world, world.kernels().family(own).enable("geforce-12"));
-    assert!(on.contains(&(
-        "cuda/geforce-12/g.cu".into(),
-        vec!["sm_120a".into(), "compute_120".into()]
-    )));
-    assert_eq!(
-        constant(&world, "GEFORCE_12"),
-        "[\"sm_120a\", \"compute_120\"]"
-    );
-}
-
-#[test]
-fn additional_target() {
-    let world = World::new();
+    let on = calls(&world, world.kernels().family(own).enable("geforce-12"));
+    let both = ["sm_120a", "compute_120"];
+    assert_eq!(targets(&on, "cuda/geforce-12/g.cu"), both);
+    assert_eq!(constant(&world, "GEFORCE_12"), format!("{both:?}"));
+    // A built-in family can be replaced.
     world.write("package/cuda/sm80/p.cu", "body-p\n");
     let more = Family::sm80().target("sm_89");
-    let asked = gencodes(&world, world.kernels().family(more).enable("sm80"));
-    let of = |source: &str| asked.iter().find(|(known, _)| known == source).unwrap();
-    assert_eq!(of("cuda/sm80/p.cu").1.last().unwrap(), "sm_89");
-
-    let built = world
-        .command("out")
-        .arg("--family=sm80")
-        .env("MLA_BUILD_TARGETS_SM80", "sm_86")
-        .output()
-        .unwrap();
-    assert!(built.status.success(), "{built:?}");
-    assert_eq!(constant(&world, "SM80"), "[\"sm_86\"]");
-    assert_eq!(constant(&world, "ALL"), "[\"sm_86\"]");
-    let refused = world
-        .command("out")
-        .arg("--family=sm80")
-        .env("MLA_BUILD_TARGETS_SM80", "sm_85")
-        .output()
-        .unwrap();
-    let message = String::from_utf8_lossy(&refused.stderr);
-    message.says("MLA_BUILD_TARGETS_SM80: given \"sm_85\", accepted sm_75, sm_80");
+    calls(&world, world.kernels().family(more).enable("sm80"));
+    let more = [&PORTABLE[..], &["sm_89"]].concat();
+    assert_eq!(constant(&world, "SM80"), format!("{more:?}"));
 }
 
 #[test]
 fn no_family() {
     let world = World::new();
     let none = || {
-        Kernels::new()
-            .sources("cuda/**/*.cu")
-            .include("cuda")
-            .root(world.at("package"))
-            .out_dir(world.at("out"))
-            .cache(world.at("cache"))
-            .cuda_home(world.at("toolkit"))
-            .host_compiler(world.at("host"))
+        let bare = world.bare("package", "out").host_compiler(world.at("host"));
+        bare.sources("cuda/**/*.cu")
     };
-    let message = none().compile("kernels").unwrap_err().to_string();
-    assert!(
-        message.starts_with(
-            "family: none is turned on; enable a feature of this package named one of sm80, sm90"
-        ),
-        "{message}"
+    refusal(none()).begins(
+        "family: none is turned on; enable a feature of this package named one of sm80, sm90",
     );
-    assert_eq!(none().enabled().unwrap(), [""; 0]);
+    assert_eq!(none().enabled().unwrap(), NONE);
     none().constants("kernels").unwrap();
     assert_eq!(constant(&world, "SM90"), "[]");
     let on = none().enable("sm100").enable("sm90");

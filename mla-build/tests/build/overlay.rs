@@ -2,6 +2,8 @@
 
 use std::{fs, path::Path, process::Command};
 
+use crate::stub::{World, succeeds};
+
 /// A third party's header with a macro that ends the process.
 const THEIRS: &str = r#"
 #pragma once
@@ -34,34 +36,27 @@ fn overlay() -> String {
 }
 
 /// Returns the exit status of the launcher with these include roots, in order.
-fn exit_status(folder: &Path, includes: &[&str]) -> Option<i32> {
-    let program = folder.join("program");
+fn exit_status(world: &World, includes: &[&str]) -> Option<i32> {
     let mut compiler = Command::new("c++");
-    compiler.current_dir(folder).arg("launcher.cpp");
+    compiler.current_dir(world.at("")).arg("launcher.cpp");
     for include in includes {
         compiler.args(["-I", include]);
     }
-    let compiled = compiler.arg("-o").arg(&program).status().unwrap();
-    assert!(compiled.success(), "{includes:?}");
-    Command::new(program).status().unwrap().code()
+    succeeds(compiler.args(["-o", "program"]));
+    let status = Command::new(world.at("program")).status();
+    status.unwrap().code()
 }
 
 #[test]
 fn guide_overlay() {
-    let folder = tempfile::tempdir().unwrap();
+    let world = World::empty();
     let overlay = overlay();
     assert!(
         overlay.starts_with("// overlay/utils.h, with .include(\"overlay\").include(\"csrc\")")
     );
-    for (path, text) in [
-        ("overlay/utils.h", &*overlay),
-        ("csrc/utils.h", THEIRS),
-        ("launcher.cpp", LAUNCHER),
-    ] {
-        let path = folder.path().join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-    }
-    assert_eq!(exit_status(folder.path(), &["csrc"]), Some(1));
-    assert_eq!(exit_status(folder.path(), &["overlay", "csrc"]), Some(7));
+    world.write("overlay/utils.h", &overlay);
+    world.write("csrc/utils.h", THEIRS);
+    world.write("launcher.cpp", LAUNCHER);
+    assert_eq!(exit_status(&world, &["csrc"]), Some(1));
+    assert_eq!(exit_status(&world, &["overlay", "csrc"]), Some(7));
 }

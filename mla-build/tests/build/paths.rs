@@ -1,11 +1,8 @@
 //! Unusual paths for the package, its target folder, its sources, its headers and its tools.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{fs, os::unix::fs::symlink, path::Path};
 
-use crate::stub::{ALL, Says, World, succeeded};
-use mla_build::Kernels;
-
-const NONE: [&str; 0] = [];
+use crate::stub::{ALL, NONE, Says, World, refusal, succeeds};
 
 /// A folder name with all characters that have a meaning for a shell or nvcc.
 const STRANGE: &str = "my $(touch ran) `touch ran` \"kernels\" (it's) & more, a=b";
@@ -27,10 +24,8 @@ fn names(paths: Vec<String>) -> Vec<String> {
 
 /// True if a command in a path's name ran.
 fn ran(world: &World) -> bool {
-    walkdir::WalkDir::new(world.at(""))
-        .into_iter()
-        .any(|entry| entry.unwrap().file_name() == "ran")
-        || PathBuf::from("ran").exists()
+    let mut files = world.files("").into_iter();
+    files.any(|file| file.ends_with("ran")) || Path::new("ran").exists()
 }
 
 #[test]
@@ -52,7 +47,7 @@ fn any_package_place() {
     };
     assert_eq!(world.compiled_by(kernels()).len(), 4);
     for text in ["body-a", "body-d", "made-1", "layout-1"] {
-        assert!(world.library(&out).contains(text), "{text}");
+        world.library(&out).says(text);
     }
     assert_eq!(world.compiled_by(kernels()), NONE);
     world.write(&format!("{package}/cuda/common/shared.h"), "shared-2\n");
@@ -72,34 +67,13 @@ fn strange_checkout_shares_objects() {
 fn cargo_in_a_strange_folder() {
     let world = World::new();
     let (package, _) = strange(&world);
-    world.write(
-        &format!("{package}/Cargo.toml"),
-        "[package]\nname = \"strange\"\nversion = \"0.1.0\"\nedition = \"2024\"\n[workspace]\n",
-    );
-    world.write(
-        &format!("{package}/cuda/all/c.cu"),
-        "// symbol: kernels_answer\n",
-    );
-    let host = format!("--host-compiler={}", world.at("host").display());
-    world.write(
-        &format!("{package}/build.rs"),
-        &format!(
-            "fn main() {{\n    let status = std::process::Command::new({:?})\
-             .args([\"--include=cuda\", {host:?}]).status();\n    \
-             assert!(status.unwrap().success());\n}}\n",
-            crate::stub::driver()
-        ),
-    );
+    let arguments = ["--include=cuda".to_owned(), world.host_argument()];
+    world.package(&package, "", "", &arguments);
+    let symbol = "// symbol: kernels_answer\n";
+    world.write(&format!("{package}/cuda/all/c.cu"), symbol);
     world.write(&format!("{package}/src/main.rs"), "fn main() {}\n");
-    let output = Command::new(env!("CARGO"))
-        .args(["run", "--offline", "--quiet"])
-        .current_dir(world.at(&package))
-        .env_remove("CARGO_TARGET_DIR")
-        .env("MLA_BUILD_CACHE", world.at("cache"))
-        .env("MLA_CUDA_HOME", world.at("toolkit"))
-        .output()
-        .unwrap();
-    succeeded(&output);
+    let mut run = world.cargo(&package, "run");
+    succeeds(run.env("MLA_CUDA_HOME", world.at("toolkit")));
     assert_eq!(names(world.calls()), ["a.cu", "b.cu", "c.cu"]);
     assert!(!ran(&world));
 }
@@ -107,48 +81,44 @@ fn cargo_in_a_strange_folder() {
 #[test]
 fn bad_path_characters() {
     let world = World::new();
-    let says = |kernels: Kernels, expected: &str| {
-        let message = kernels.compile("kernels").unwrap_err().to_string();
-        message.says(expected);
-        assert_eq!(world.calls(), NONE);
-    };
-    world.write("head$ers/x.h", "");
-    says(
-        world.kernels().include(world.at("head$ers")),
-        "accepted a path without '$', which nvcc hands to a shell",
-    );
-    world.write("package/it's/x.h", "");
-    says(
-        world.kernels().include("it's"),
-        "include: given \"it's\", accepted a path without '\\''",
-    );
-    world.write("package/odd/a,b.cu", "");
-    says(
-        world.kernels().sources("odd/*.cu"),
-        "sources: given \"a,b.cu\", accepted a path without ','",
-    );
-    fs::remove_file(world.at("package/odd/a,b.cu")).unwrap();
+    for file in ["head$ers/x.h", "package/it's/x.h", "package/odd/a,b.cu"] {
+        world.write(file, "");
+    }
     world.write("package/$(touch ran)/x.cu", "");
-    says(
-        world.kernels().sources("$*/*.cu"),
-        "sources: given \"$(touch ran)/x.cu\", accepted a path without '$'",
-    );
-    fs::remove_dir_all(world.at("package/$(touch ran)")).unwrap();
-    std::os::unix::fs::symlink(world.at("toolkit"), world.at("tool`kit")).unwrap();
-    says(
-        world.kernels().cuda_home(world.at("tool`kit")),
-        "accepted a path without '`'",
-    );
-    says(
-        world.kernels().define("NAME=$(touch ran)"),
-        "define: given \"NAME=$(touch ran)\", accepted a macro without '$'",
-    );
-    says(
-        world
-            .kernels()
-            .define_for("cuda/**/*.cu", "NAME=`touch ran`"),
-        "define: given \"NAME=`touch ran`\", accepted a macro without '`'",
-    );
-    says(world.kernels_of("package", "out\nput"), "OUT_DIR: given");
+    symlink(world.at("toolkit"), world.at("tool`kit")).unwrap();
+    for (kernels, expected) in [
+        (
+            world.kernels().include(world.at("head$ers")),
+            "accepted a path without '$', which nvcc hands to a shell",
+        ),
+        (
+            world.kernels().include("it's"),
+            "include: given \"it's\", accepted a path without '\\''",
+        ),
+        (
+            world.kernels().sources("odd/*.cu"),
+            "sources: given \"a,b.cu\", accepted a path without ','",
+        ),
+        (
+            world.kernels().sources("$*/*.cu"),
+            "sources: given \"$(touch ran)/x.cu\", accepted a path without '$'",
+        ),
+        (
+            world.kernels().cuda_home(world.at("tool`kit")),
+            "accepted a path without '`'",
+        ),
+        (
+            world.kernels().define("NAME=$(touch ran)"),
+            "define: given \"NAME=$(touch ran)\", accepted a macro without '$'",
+        ),
+        (
+            world.kernels().define_for("cuda/**", "NAME=`touch ran`"),
+            "define: given \"NAME=`touch ran`\", accepted a macro without '`'",
+        ),
+        (world.kernels_of("package", "out\nput"), "OUT_DIR: given"),
+    ] {
+        refusal(kernels).says(expected);
+        assert_eq!(world.calls(), NONE);
+    }
     assert!(!ran(&world));
 }

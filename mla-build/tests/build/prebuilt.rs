@@ -2,13 +2,23 @@
 
 use std::{fs, process::Command};
 
-use crate::stub::{Says, World, driver};
+use crate::stub::{Says, World, driver, fails, succeeds};
 
 /// Makes a build with only these variables, on a machine whose only toolkit is that of `CUDA_HOME`.
 fn build(world: &World, out: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
+    build_of(world, "package", out, arguments, variables)
+}
+
+fn build_of(
+    world: &World,
+    package: &str,
+    out: &str,
+    arguments: &[&str],
+    variables: &[(&str, &str)],
+) -> Command {
     let mut build = Command::new(driver());
     build
-        .arg(world.at("package"))
+        .arg(world.at(package))
         .arg(world.at(out))
         .arg("--include=cuda")
         .args(arguments)
@@ -21,147 +31,81 @@ fn build(world: &World, out: &str, arguments: &[&str], variables: &[(&str, &str)
     build
 }
 
-fn succeeds(mut build: Command) -> String {
-    let output = build.output().unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{stderr}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn refused(mut build: Command) -> String {
-    let output = build.output().unwrap();
-    assert!(!output.status.success());
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
 /// Makes a package with the objects of two families beside it, from two builds.
 fn released() -> World {
     let world = World::new();
     world.write("package/cuda/sm80/e.cu", "body-e\n");
-    let toolkit = world.at("toolkit").display().to_string();
-    let objects = world.at("objects").display().to_string();
+    let (toolkit, objects) = (world.named("toolkit"), world.named("objects"));
     let variables = [("CUDA_HOME", &*toolkit), ("MLA_BUILD_EXPORT", &*objects)];
-    succeeds(build(&world, "out", &[], &variables));
-    succeeds(build(&world, "other", &["--family=sm80"], &variables));
+    succeeds(&mut build(&world, "out", &[], &variables));
+    succeeds(&mut build(&world, "other", &["--family=sm80"], &variables));
     assert_eq!(world.calls().len(), 3 + 2);
     world
-}
-
-fn named(world: &World) -> String {
-    world.at("objects").display().to_string()
 }
 
 #[test]
 fn prebuilt_equals_compiled() {
     let world = released();
-    // The package moves, as if on another machine.
-    fs::rename(world.at("package"), world.at("elsewhere")).unwrap();
+    // The package moves, as if on another machine. The path is relative to the package, wherever
+    // the build script runs.
     fs::create_dir(world.at("moved")).unwrap();
-    fs::rename(world.at("elsewhere"), world.at("moved/package")).unwrap();
-    let mut command = Command::new(driver());
-    command
-        .arg(world.at("moved/package"))
-        .arg(world.at("taken"))
-        // The paths are relative to the package, wherever the build script runs.
-        .args(["--include=cuda", "--prebuilt=../../objects"])
-        .env_clear()
-        .env("PATH", "/usr/bin:/bin")
-        .env("HOME", world.at("home"))
-        .env("MLA_TOOLKIT", world.at("none"));
-    let report = succeeds(command);
+    fs::rename(world.at("package"), world.at("moved/package")).unwrap();
+    let arguments = ["--prebuilt=../../objects"];
+    let mut build = build_of(&world, "moved/package", "taken", &arguments, &[]);
+    let report = succeeds(&mut build).stdout;
     report.says("b_kernel");
     report.says("prebuilt");
     assert!(world.calls().is_empty());
-    let read = |path: &str| fs::read(world.at(path)).unwrap();
-    let library = "libpackage_kernels.a";
-    assert_eq!(
-        read(&format!("taken/{library}")),
-        read(&format!("out/{library}"))
-    );
-    assert_eq!(
-        read("taken/kernels_compiled.rs"),
-        read("out/kernels_compiled.rs")
-    );
-    assert_eq!(
-        read("taken/libcudart_static.a"),
-        read("toolkit/lib/libcudart_static.a")
-    );
+    for (taken, made) in [
+        ("taken/libpackage_kernels.a", "out/libpackage_kernels.a"),
+        ("taken/kernels_compiled.rs", "out/kernels_compiled.rs"),
+        ("taken/libcudart_static.a", "toolkit/lib/libcudart_static.a"),
+    ] {
+        let [taken, made] = [taken, made].map(|path| fs::read(world.at(path)).unwrap());
+        assert_eq!(taken, made);
+    }
 }
 
 #[test]
 fn stale_prebuilt_is_refused() {
     let world = released();
-    let objects = named(&world);
-    let with = |world: &World, arguments: &[&str]| {
-        refused(build(
-            world,
-            "taken",
-            arguments,
-            &[("MLA_BUILD_PREBUILT", &*objects)],
-        ))
-    };
+    let objects = world.named("objects");
+    let taken = [("MLA_BUILD_PREBUILT", &*objects)];
+    let refused = |arguments: &[&str]| fails(&mut build(&world, "taken", arguments, &taken));
     // Both families were never compiled together.
-    let message = with(&world, &["--family=sm90", "--family=sm80"]);
-    message.says("objects: given none, accepted cuda/all/c.cu (sm_80, ");
-    let message = with(&world, &["--include=cuda/common"]);
+    refused(&["--family=sm90", "--family=sm80"])
+        .says("objects: given none, accepted cuda/all/c.cu (sm_80, ");
+    let message = refused(&["--include=cuda/common"]);
     message.says("kernels.prebuilt.json: sources: given ");
     message.says("MLA_BUILD_PREBUILT=none compiles");
     world.write("package/cuda/common/shared.h", "shared-2\n");
-    let message = with(&world, &[]);
-    message.says("kernels.prebuilt.json: sources: given ");
+    refused(&[]).says("kernels.prebuilt.json: sources: given ");
     world.write("package/cuda/common/shared.h", "shared-1\n");
-    succeeds(build(
-        &world,
-        "taken",
-        &[],
-        &[("MLA_BUILD_PREBUILT", &*objects)],
-    ));
+    succeeds(&mut build(&world, "taken", &[], &taken));
     // Objects of another package are refused, and so are bytes that differ from the released ones.
-    fs::rename(world.at("package"), world.at("other-package")).unwrap();
-    let mut other = Command::new(driver());
-    other
-        .arg(world.at("other-package"))
-        .arg(world.at("taken"))
-        .arg("--include=cuda");
-    other
-        .env("MLA_BUILD_PREBUILT", &objects)
-        .env_remove("MLA_CUDA_HOME");
-    let message = refused(other);
-    message.says("library: given package_kernels, accepted other_package_kernels");
-    fs::rename(world.at("other-package"), world.at("package")).unwrap();
-    let runtime = world.at("objects/libcudart_static.a");
-    fs::write(&runtime, "!<arch>\nmore").unwrap();
-    let message = with(&world, &[]);
-    message.says("libcudart_static.a: content: given ");
-    let message = refused(build(
-        &world,
-        "taken",
-        &[],
-        &[("MLA_BUILD_PREBUILT", "/nonexistent")],
-    ));
-    message.says(
-        "MLA_BUILD_PREBUILT: given \"/nonexistent\", accepted folders with \
-             kernels.prebuilt.json",
+    world.copy("package", "other-package");
+    fails(&mut build_of(&world, "other-package", "taken", &[], &taken))
+        .says("library: given package_kernels, accepted other_package_kernels");
+    world.write("objects/libcudart_static.a", "!<arch>\nmore");
+    refused(&[]).says("libcudart_static.a: content: given ");
+    let nowhere = [("MLA_BUILD_PREBUILT", "/nonexistent")];
+    fails(&mut build(&world, "taken", &[], &nowhere)).says(
+        "MLA_BUILD_PREBUILT: given \"/nonexistent\", accepted folders with kernels.prebuilt.json",
     );
 }
 
 #[test]
 fn other_sources_or_settings_are_compiled() {
     let world = released();
-    let toolkit = world.at("toolkit").display().to_string();
-    let nvcc = world.at("toolkit/bin/nvcc").display().to_string();
-    let objects = named(&world);
+    let (toolkit, nvcc) = (world.named("toolkit"), world.named("toolkit/bin/nvcc"));
+    let objects = world.named("objects");
     let prebuilt = format!("--prebuilt={objects}");
     let compiled = |variables: &[(&str, &str)]| {
-        let mut all = vec![("CUDA_HOME", toolkit.as_str())];
-        all.extend(variables);
         // Each has a cache of its own, so that every compilation is seen.
-        let mut command = build(&world, "taken", &[&prebuilt], &all);
         let cache = tempfile::tempdir().unwrap();
-        succeeds({
-            command.env("MLA_BUILD_CACHE", cache.path());
-            command
-        });
+        let mut build = build(&world, "taken", &[&prebuilt], variables);
+        build.env("MLA_BUILD_CACHE", cache.path());
+        succeeds(build.env("CUDA_HOME", &toolkit));
         world.calls().len()
     };
     assert_eq!(compiled(&[]), 0);
@@ -179,6 +123,5 @@ fn other_sources_or_settings_are_compiled() {
     assert_eq!(compiled(&[]), 3);
     // These two settings contradict each other.
     let both = [("MLA_BUILD_PREBUILT", &*objects), ("NVCC", &*nvcc)];
-    let message = refused(build(&world, "taken", &[], &both));
-    message.says("accepted nothing beside NVCC");
+    fails(&mut build(&world, "taken", &[], &both)).says("accepted nothing beside NVCC");
 }

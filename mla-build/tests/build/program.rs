@@ -1,11 +1,8 @@
 //! Packages of Cargo whose kernels have equal names, linked into one program.
 
-use std::{
-    fs,
-    process::{Command, Output},
-};
+use std::{fs, process::Command};
 
-use crate::stub::{Says, World, driver};
+use crate::stub::{Says, World, fails, succeeds};
 
 /// Writes a package whose build script runs the example `compile`.
 ///
@@ -13,13 +10,13 @@ use crate::stub::{Says, World, driver};
 /// that returns `number`. A file with the extension `cu` has kernels as well.
 fn package(world: &World, name: &str, [family, extension]: [&str; 2], number: u32, needs: &str) {
     let write = |file: &str, text: &str| world.write(&format!("{name}/{file}"), text);
-    write(
-        "Cargo.toml",
-        &format!(
-            "[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2024\"\n[workspace]\n\
-             [dependencies]\n{needs}"
-        ),
-    );
+    let arguments = [
+        "--host-compiler=c++".to_owned(),
+        format!("--family={family}"),
+        format!("--library=decode=kernels/**/*.{extension}"),
+        format!("--library=extra=extra/*.{extension}"),
+    ];
+    world.package(name, needs, "", &arguments);
     write(
         &format!("kernels/{family}/decode.{extension}"),
         &format!(
@@ -44,21 +41,6 @@ fn package(world: &World, name: &str, [family, extension]: [&str; 2], number: u3
         &format!("extra/decode.{extension}"),
         &format!("extern \"C\" int decode() {{ return 1000 + {number}; }}\n"),
     );
-    let arguments = [
-        "--host-compiler=c++".to_owned(),
-        format!("--family={family}"),
-        format!("--library=decode=kernels/**/*.{extension}"),
-        format!("--library=extra=extra/*.{extension}"),
-    ];
-    write(
-        "build.rs",
-        &format!(
-            "fn main() {{\n    let status = \
-             std::process::Command::new({:?}).args({arguments:?}).status();\n    \
-             std::process::exit(status.unwrap().code().unwrap_or(1));\n}}\n",
-            driver()
-        ),
-    );
     write(
         "src/lib.rs",
         "mod compiled {\n    #![allow(dead_code)]\n    \
@@ -75,17 +57,6 @@ fn package(world: &World, name: &str, [family, extension]: [&str; 2], number: u3
     );
 }
 
-fn cargo(world: &World, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO"));
-    command
-        .args(arguments)
-        .args(["--offline", "--quiet"])
-        .current_dir(world.at("program"))
-        .env("CARGO_TARGET_DIR", world.at("target"))
-        .env("MLA_BUILD_CACHE", world.at("cache"));
-    command
-}
-
 /// Makes a program of three packages, each with two libraries, and the command that runs it.
 fn three_packages(world: &World, extension: &str) -> Command {
     package(world, "first", ["sm80", extension], 80, "");
@@ -97,13 +68,9 @@ fn three_packages(world: &World, extension: &str) -> Command {
         "fn main() {\n    println!(\"{}\\n{}\\n{}\", first::tell(), program::tell(), \
          second::tell());\n}\n",
     );
-    cargo(world, &["run"])
-}
-
-fn succeeded(ran: Output) -> String {
-    let message = String::from_utf8_lossy(&ran.stderr);
-    assert!(ran.status.success(), "{message}");
-    String::from_utf8_lossy(&ran.stdout).into_owned()
+    let mut run = world.cargo("program", "run");
+    run.env("CARGO_TARGET_DIR", world.at("target"));
+    run
 }
 
 /// Returns the program's expected output. For each package it names the library of its functions,
@@ -120,34 +87,26 @@ fn each_its_own(told: [&str; 3]) -> String {
 #[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
 fn packages_with_real_kernels() {
     let world = World::new();
-    let ran = three_packages(&world, "cu").output().unwrap();
     let told = [
         "sm80:on:sm_80,sm_90,sm_100,sm_120,compute_80",
         "sm100:on:sm_100f",
         "sm90:on:sm_90a",
     ];
-    assert_eq!(succeeded(ran), each_its_own(told));
+    let ran = succeeds(&mut three_packages(&world, "cu"));
+    assert_eq!(ran.stdout, each_its_own(told));
 }
 
 #[test]
 fn packages_with_two_libraries() {
     let world = World::new();
     // This is an archive without members, as the system's archiver makes it.
-    fs::remove_file(world.at("toolkit/lib/libcudart_static.a")).unwrap();
     let archive = world.at("toolkit/lib/libcudart_static.a");
-    let made = Command::new("ar")
-        .arg("crs")
-        .arg(&archive)
-        .status()
-        .unwrap();
-    assert!(made.success());
+    fs::remove_file(&archive).unwrap();
+    succeeds(Command::new("ar").arg("crs").arg(&archive));
     let mut run = three_packages(&world, "cc");
-    let ran = run
-        .env("MLA_CUDA_HOME", world.at("toolkit"))
-        .output()
-        .unwrap();
+    let ran = succeeds(run.env("MLA_CUDA_HOME", world.at("toolkit")));
     // C++ sources alone tell nothing.
-    assert_eq!(succeeded(ran), each_its_own(["-"; 3]));
+    assert_eq!(ran.stdout, each_its_own(["-"; 3]));
     let report = |name: &str| world.at(&format!("target/mla-build/{name}.json"));
     for name in [
         "first-decode",
@@ -163,15 +122,12 @@ fn packages_with_two_libraries() {
 fn libraries_of_one_name() {
     let world = World::new();
     package(&world, "program", ["sm90", "cc"], 90, "");
-    let script = fs::read_to_string(world.at("program/build.rs")).unwrap();
+    let script = world.read("program/build.rs");
     let script = script.replace("--library=extra=", "--library=decode=");
     world.write("program/build.rs", &script);
-    let mut build = cargo(&world, &["build"]);
-    build.env("MLA_CUDA_HOME", world.at("toolkit"));
-    let built = build.output().unwrap();
-    let message = String::from_utf8_lossy(&built.stderr);
-    message.says(
+    let mut build = world.cargo("program", "build");
+    fails(build.env("MLA_CUDA_HOME", world.at("toolkit"))).says(
         "library: given \"decode\", accepted a name that no other library of this build script \
-             has",
+         has",
     );
 }

@@ -2,9 +2,10 @@
 
 use std::{collections::BTreeMap, fs};
 
-use crate::stub::{ALL, Says, World};
+use crate::stub::{ALL, NONE, Says, World, fails, refusal};
 use mla_build::{
     budget::Budget,
+    progress::Event,
     report::{self, Outcome, Report},
 };
 
@@ -14,27 +15,12 @@ fn report_is_complete() {
     let built = world.build().unwrap();
     let read = Report::load(&world.at("out/kernels.report.json")).unwrap();
     assert_eq!(read, built.report);
-    assert_eq!(
-        read.units
-            .iter()
-            .map(|unit| unit.source.as_str())
-            .collect::<Vec<_>>(),
-        ALL
-    );
+    let sources = read.units.iter().map(|unit| &*unit.source);
+    assert_eq!(sources.collect::<Vec<_>>(), ALL);
     let kernel = &read.units[2].kernels[0];
-    assert_eq!(
-        (kernel.name.as_str(), kernel.target.as_str()),
-        ("b_kernel", "sm_90a")
-    );
-    assert_eq!(
-        (
-            kernel.registers,
-            kernel.spill_stores,
-            kernel.shared,
-            kernel.barriers
-        ),
-        (40, 0, 2048, 1)
-    );
+    assert_eq!((&*kernel.name, &*kernel.target), ("b_kernel", "sm_90a"));
+    assert_eq!((kernel.registers, kernel.spill_stores), (40, 0));
+    assert_eq!((kernel.shared, kernel.barriers), (2048, 1));
     assert_eq!(read.toolkit[0].version.as_deref(), Some("13.0.88"));
     assert_eq!(read.toolkit[0].path, world.at("toolkit"));
     assert_eq!(read.host_compiler.1, "(Stub) 12.2.0");
@@ -42,33 +28,29 @@ fn report_is_complete() {
     // Units from the cache are described like compiled ones.
     let again = world.build().unwrap().report;
     assert_eq!(again.count(Outcome::Cached), 3);
-    assert_eq!(again.units[2].kernels, read.units[2].kernels);
-    assert_eq!(
-        again.units[2].compile_seconds,
-        read.units[2].compile_seconds
-    );
-    assert!(again.units[2].peak > 0);
+    let (now, before) = (&again.units[2], &read.units[2]);
+    assert_eq!(now.kernels, before.kernels);
+    assert_eq!(now.compile_seconds, before.compile_seconds);
+    assert!(now.peak > 0);
 }
 
 #[test]
 fn newest_report() {
     let world = World::new();
-    fs::create_dir_all(world.at("target")).unwrap();
-    assert!(
-        report::newest(&world.at("target"))
-            .unwrap_err()
-            .to_string()
-            .contains("target/mla-build")
-    );
-    // Cargo marks its target folder with this file.
+    let target = world.at("target");
+    fs::create_dir_all(&target).unwrap();
+    let build = |library: &str| {
+        let kernels = world.kernels_of("package", "target/debug/build/p-1/out");
+        kernels.compile(library).unwrap();
+        report::newest(&target).unwrap()
+    };
+    let none = report::newest(&target).unwrap_err().to_string();
+    none.says("target/mla-build");
+    // The folder existed before Cargo's first build, so Cargo leaves it unmarked.
+    assert_eq!(build("older").library, "older");
+    // Cargo marks its other target folders with this file.
     world.write("target/CACHEDIR.TAG", "");
-    for (package, library) in [("package", "older"), ("package", "newer")] {
-        world
-            .kernels_of(package, "target/debug/build/p-1/out")
-            .compile(library)
-            .unwrap();
-    }
-    let newest = report::newest(&world.at("target")).unwrap();
+    let newest = build("newer");
     assert_eq!(newest.library, "newer");
     let table = report::table(&newest);
     for part in [
@@ -79,20 +61,8 @@ fn newest_report() {
         "Kernels::cuda_home",
         "3 units: 3 cached",
     ] {
-        assert!(table.contains(part), "{part}:\n{table}");
+        table.says(part);
     }
-}
-
-#[test]
-fn unmarked_target_folder() {
-    // The folder existed before Cargo's first build, so Cargo leaves it unmarked.
-    let world = World::new();
-    world
-        .kernels_of("package", "target/debug/build/p-1/out")
-        .compile("kernels")
-        .unwrap();
-    let newest = report::newest(&world.at("target")).unwrap();
-    assert_eq!(newest.library, "kernels");
 }
 
 #[test]
@@ -100,7 +70,7 @@ fn failed_build_has_a_report() {
     let world = World::new();
     world.write("package/cuda/sm90/a.cu", "// error: no\n");
     // The units are in the order of the sources. The first is compiled, and the last has not begun.
-    world.kernels().jobs(1).compile("kernels").unwrap_err();
+    refusal(world.kernels().jobs(1));
     let report = Report::load(&world.at("out/kernels.report.json")).unwrap();
     assert_eq!(report.count(Outcome::Failed), 1);
     assert_eq!(report.count(Outcome::Compiled), 1);
@@ -111,37 +81,29 @@ fn a_spill_breaks_the_budget() {
     let world = World::new();
     world.write("budget.toml", "[default]\nspill = 0\n");
     let budget = Budget::load(&world.at("budget.toml")).unwrap();
-    assert_eq!(budget.check(&world.build().unwrap().report), [""; 0]);
+    assert_eq!(budget.check(&world.build().unwrap().report), NONE);
     world.write("package/cuda/sm90/a.cu", "// kernel: a_kernel 168 8\n");
     let violations = budget.check(&world.build().unwrap().report);
-    assert_eq!(violations.len(), 1);
     assert_eq!(
-        violations[0].to_string(),
-        "a_kernel (sm_90a): spill: 16, allowed: at most 0"
+        violations,
+        ["a_kernel (sm_90a): spill: 16, allowed: at most 0"]
     );
 }
 
 #[test]
 fn clangd_commands() {
     let world = World::new();
-    world
-        .kernels()
+    let kernels = world.kernels().define("TILE=64").flag("-lineinfo");
+    kernels
         .compile_commands("compile_commands.json")
-        .define("TILE=64")
-        .flag("-lineinfo")
         .flag("-Xcompiler=-Wall")
         .flag_for("cuda/sm90/a.cu", "-maxrregcount=128")
         .compile("kernels")
         .unwrap();
-    let text = fs::read_to_string(world.at("package/compile_commands.json")).unwrap();
+    let text = world.read("package/compile_commands.json");
     let commands: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
-    assert_eq!(
-        commands
-            .iter()
-            .map(|command| command["file"].as_str().unwrap())
-            .collect::<Vec<_>>(),
-        ALL
-    );
+    let files = commands.iter().map(|it| it["file"].as_str().unwrap());
+    assert_eq!(files.collect::<Vec<_>>(), ALL);
     let has = |unit: usize, expected: &str| {
         let arguments = commands[unit]["arguments"].as_array().unwrap();
         arguments.iter().any(|argument| argument == expected)
@@ -165,36 +127,23 @@ fn clangd_commands() {
 fn progress_lines() {
     let world = World::new();
     world.write("package/cuda/sm90/a.cu", "// error: no\n");
-    let output = world
-        .command("out")
-        .env("MLA_BUILD_PROGRESS", world.at("events"))
-        .env("MLA_BUILD_KEEP_GOING", "1")
-        .output()
-        .unwrap();
-    assert!(!output.status.success());
-    let text = fs::read_to_string(world.at("events")).unwrap();
+    let mut build = world.command("out");
+    build.env("MLA_BUILD_PROGRESS", world.at("events"));
+    let stderr = fails(build.env("MLA_BUILD_KEEP_GOING", "1"));
     let mut finished = BTreeMap::new();
-    for line in text.lines() {
+    for line in world.read("events").lines() {
         match serde_json::from_str(line).unwrap() {
-            mla_build::progress::Event::Planned { units, cached, .. } => {
-                assert_eq!((units, cached), (3, 0))
-            }
-            mla_build::progress::Event::Finished {
+            Event::Planned { units, cached, .. } => assert_eq!((units, cached), (3, 0)),
+            Event::Finished {
                 unit,
                 outcome,
                 error,
                 ..
-            } => {
-                finished.insert(unit, (outcome, error.is_some()));
-            }
+            } => drop(finished.insert(unit, (outcome, error.is_some()))),
             _ => {}
         }
     }
     let (good, bad) = ((Outcome::Compiled, false), (Outcome::Failed, true));
-    assert_eq!(
-        finished.into_values().collect::<Vec<_>>(),
-        [good, bad, good]
-    );
-    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(Vec::from_iter(finished.into_values()), [good, bad, good]);
     stderr.says("failed    cuda/sm90/a.cu (sm_90a)");
 }

@@ -1,195 +1,153 @@
 //! Changes after which something is compiled again, and changes after which nothing is.
 
 use std::{
-    fs::{self, File},
-    process::Command,
+    fs,
+    os::unix::fs::symlink,
+    thread,
     time::{Duration, SystemTime},
 };
 
-use crate::stub::{ALL, Says, World, version};
-use mla_build::report::Outcome;
+use crate::stub::{ALL, NONE, Says, World, fails, succeeds, version};
+use mla_build::{Kernels, report::Outcome};
 
-const NONE: [&str; 0] = [];
-
-#[test]
-fn second_build_compiles_nothing() {
-    let world = World::new();
-    assert_eq!(world.compiled(), ALL);
-    assert_eq!(world.compiled(), NONE);
-    for text in ["body-a", "body-b", "body-c", "shared-1", "layout-1"] {
-        assert!(world.library("out").contains(text), "{text}");
-    }
-}
+const A: &str = "cuda/sm90/a.cu";
+const B: &str = "cuda/sm90/b.cu";
+const C: &str = "cuda/all/c.cu";
+const NEW: &str = "cuda/sm90/new.cu";
 
 #[test]
-fn touching_every_file_compiles_nothing() {
-    let world = World::new();
-    world.compiled();
-    for entry in walkdir::WalkDir::new(world.at("package"))
-        .into_iter()
-        .chain(walkdir::WalkDir::new(world.at("toolkit")))
-    {
-        let entry = entry.unwrap();
-        if entry.file_type().is_file() {
+fn nothing_is_compiled_again() {
+    let changes: [(&str, fn(&World) -> Kernels); 6] = [
+        ("a second build", World::kernels),
+        ("new times of all files", |world| {
             let later = SystemTime::now() + Duration::from_secs(3600);
-            File::open(entry.path())
-                .unwrap()
-                .set_modified(later)
-                .unwrap();
+            world.set_times("package", later);
+            world.set_times("toolkit", later);
+            world.kernels()
+        }),
+        ("a deleted target folder", |world| {
+            fs::remove_dir_all(world.at("out")).unwrap();
+            world.kernels()
+        }),
+        ("a moved checkout", |world| {
+            fs::create_dir_all(world.at("some/where")).unwrap();
+            fs::rename(world.at("package"), world.at("some/where/else")).unwrap();
+            world.kernels_of("some/where/else", "out")
+        }),
+        ("a link to the toolkit", |world| {
+            symlink(world.at("toolkit"), world.at("link")).unwrap();
+            world.kernels().cuda_home(world.at("link"))
+        }),
+        ("a moved toolkit", |world| {
+            fs::rename(world.at("toolkit"), world.at("moved")).unwrap();
+            world.kernels().cuda_home(world.at("moved"))
+        }),
+    ];
+    for (change, kernels) in changes {
+        let world = World::new();
+        assert_eq!(world.compiled(), ALL);
+        assert_eq!(world.compiled_by(kernels(&world)), NONE, "{change}");
+        for text in ["body-a", "body-b", "body-c", "shared-1", "layout-1"] {
+            world.library("out").says(text);
         }
     }
-    assert_eq!(world.compiled(), NONE);
 }
 
+/// Each change compiles the units that it concerns, and a change back finds their old objects.
 #[test]
-fn a_moved_checkout_compiles_nothing() {
+fn changes_compile_what_they_concern() {
     let world = World::new();
-    world.compiled();
-    fs::create_dir_all(world.at("some/where")).unwrap();
-    fs::rename(world.at("package"), world.at("some/where/else")).unwrap();
-    assert_eq!(
-        world.compiled_by(world.kernels_of("some/where/else", "out")),
-        NONE
-    );
+    assert_eq!(world.compiled(), ALL);
+    let shared = "package/cuda/common/shared.h";
+    let layout = "toolkit/include/cute/layout.hpp";
+    let hiding = "package/cuda/cute/layout.hpp";
+    let (a, new) = ("package/cuda/sm90/a.cu", "package/cuda/sm90/new.cu");
+    let release = "toolkit/version";
+    let (old, other) = (version("13.0"), version("13.1"));
+    for (file, text, compiled, here, gone) in [
+        (shared, "shared-2\n", &[A, B][..], "shared-2", "shared-1"),
+        (shared, "shared-1\n", &[], "shared-1", "shared-2"),
+        (layout, "layout-2\n", &[C, B], "layout-2", "layout-1"),
+        (layout, "layout-1\n", &[], "layout-1", "layout-2"),
+        // Include roots are searched before the toolkit's own headers.
+        (hiding, "hiding\n", &[C, B], "hiding", "layout-1"),
+        (hiding, "", &[], "layout-1", "hiding"),
+        (a, "body-a2\n", &[A], "body-a2", "body-a\n"),
+        (new, "body-new\n", &[NEW], "body-new", "body-a\n"),
+        // The object of a removed source is not linked.
+        (new, "", &[], "body-a2", "body-new"),
+        (release, &other, &ALL, "body-a2", "body-new"),
+        (release, &old, &[], "body-a2", "body-new"),
+    ] {
+        match text {
+            "" => fs::remove_file(world.at(file)).unwrap(),
+            text => world.write(file, text),
+        }
+        assert_eq!(world.compiled(), compiled, "{file}: {text}");
+        let library = world.library("out");
+        library.says(here);
+        assert!(!library.contains(gone), "{file}: {gone}");
+    }
+    world.host("(Stub) 13.1.0", &[]);
+    assert_eq!(world.compiled(), ALL);
+    let flag = world.kernels().flag("--use_fast_math");
+    assert_eq!(world.compiled_by(flag), ALL);
+    let define = world.kernels().define("MLA_TILE=64");
+    assert_eq!(world.compiled_by(define), ALL);
+    assert_eq!(world.compiled(), NONE);
+    world.write(shared, "shared-3\n");
+    let units = world.build().unwrap().report.units;
+    assert_eq!((units[0].outcome, &*units[0].reason), (Outcome::Cached, ""));
+    assert_eq!(units[2].outcome, Outcome::Compiled);
+    assert_eq!(units[2].reason, "cuda/common/shared.h changed");
 }
 
 #[test]
 fn second_checkout() {
     let world = World::new();
     world.compiled();
-    let copied = Command::new("cp")
-        .arg("-r")
-        .arg(world.at("package"))
-        .arg(world.at("second"))
-        .status()
-        .unwrap();
-    assert!(copied.success());
-    assert_eq!(world.compiled_by(world.kernels_of("second", "out-2")), NONE);
-
+    world.copy("package", "second");
+    let second = || world.compiled_by(world.kernels_of("second", "out-2"));
+    assert_eq!(second(), NONE);
     world.write("second/cuda/common/shared.h", "shared-2\n");
-    assert_eq!(
-        world.compiled_by(world.kernels_of("second", "out-2")),
-        ["cuda/sm90/a.cu", "cuda/sm90/b.cu"]
-    );
-    assert!(
-        world.library("out-2").contains("shared-2") && !world.library("out-2").contains("shared-1")
-    );
+    assert_eq!(second(), [A, B]);
     assert_eq!(world.compiled(), NONE, "the first checkout keeps its own");
-    assert!(
-        world.library("out").contains("shared-1") && !world.library("out").contains("shared-2")
-    );
-}
-
-#[test]
-fn moved_toolkit() {
-    let world = World::new();
-    world.compiled();
-    std::os::unix::fs::symlink(world.at("toolkit"), world.at("link")).unwrap();
-    assert_eq!(
-        world.compiled_by(world.kernels().cuda_home(world.at("link"))),
-        NONE
-    );
-    fs::rename(world.at("toolkit"), world.at("moved")).unwrap();
-    assert_eq!(
-        world.compiled_by(world.kernels().cuda_home(world.at("moved"))),
-        NONE
-    );
+    for (out, here, gone) in [
+        ("out-2", "shared-2", "shared-1"),
+        ("out", "shared-1", "shared-2"),
+    ] {
+        let library = world.library(out);
+        assert!(library.contains(here) && !library.contains(gone), "{out}");
+    }
 }
 
 #[test]
 fn another_profile_compiles_nothing() {
     let world = World::new();
-    for (profile, level, debug) in [
-        ("debug", "0", "true"),
-        ("release", "3", "false"),
-        ("debug", "0", "true"),
-    ] {
-        let status = world
-            .command(&format!("target/{profile}"))
-            .env("PROFILE", profile)
-            .env("OPT_LEVEL", level)
-            .env("DEBUG", debug)
-            .output()
-            .unwrap();
-        assert!(status.status.success(), "{status:?}");
+    for (profile, level, debug) in [("debug", "0", "true"), ("release", "3", "false")] {
+        let mut build = world.command(&format!("target/{profile}"));
+        build.env("PROFILE", profile).env("OPT_LEVEL", level);
+        succeeds(build.env("DEBUG", debug));
     }
-    assert_eq!(
-        world.calls(),
-        ALL,
-        "three builds, and each unit compiled once"
-    );
+    assert_eq!(world.calls(), ALL, "two builds, and each unit once");
     // Line numbers for a profiler are asked for by name, and need a separate compilation.
     let with = |value: &str| {
-        let mut command = world.command("target/debug");
-        command.env("MLA_BUILD_LINE_INFO", value).output().unwrap()
+        let mut build = world.command("target/debug");
+        build.env("MLA_BUILD_LINE_INFO", value);
+        build
     };
-    assert!(with("1").status.success());
-    let calls = fs::read_to_string(world.at("calls")).unwrap();
-    assert!(
-        calls.lines().all(|call| call.contains(" -lineinfo ")),
-        "{calls}"
-    );
-    assert_eq!(world.calls(), ALL);
-    assert!(with("0").status.success());
+    succeeds(&mut with("1"));
+    let calls = world.arguments();
+    let with_lines = calls.lines().filter(|call| call.contains(" -lineinfo "));
+    assert_eq!(with_lines.count(), 3, "{calls}");
+    succeeds(&mut with("0"));
     assert_eq!(world.calls(), NONE);
-    let message = String::from_utf8_lossy(&with("yes").stderr).into_owned();
-    message.says("MLA_BUILD_LINE_INFO: given \"yes\", accepted 1 or 0");
-}
-
-#[test]
-fn a_deleted_target_folder_compiles_nothing() {
-    let world = World::new();
-    world.compiled();
-    fs::remove_dir_all(world.at("out")).unwrap();
-    assert_eq!(world.compiled(), NONE);
-    assert!(world.library("out").contains("body-a"));
-}
-
-#[test]
-fn edited_header() {
-    let world = World::new();
-    world.compiled();
-    world.write("package/cuda/common/shared.h", "shared-2\n");
-    assert_eq!(world.compiled(), ["cuda/sm90/a.cu", "cuda/sm90/b.cu"]);
-    assert!(!world.library("out").contains("shared-1"));
-    world.write("toolkit/include/cute/layout.hpp", "layout-2\n");
-    assert_eq!(world.compiled(), ["cuda/all/c.cu", "cuda/sm90/b.cu"]);
-    assert!(!world.library("out").contains("layout-1"));
-
-    let reasons: Vec<_> = {
-        world.write("package/cuda/common/shared.h", "shared-3\n");
-        let built = world.build().unwrap();
-        built
-            .report
-            .units
-            .iter()
-            .map(|unit| (unit.outcome, unit.reason.clone()))
-            .collect()
-    };
-    assert_eq!(reasons[0], (Outcome::Cached, String::new()));
-    assert_eq!(
-        reasons[1],
-        (Outcome::Compiled, "cuda/common/shared.h changed".into())
-    );
-}
-
-#[test]
-fn header_changed_back() {
-    let world = World::new();
-    world.compiled();
-    world.write("package/cuda/common/shared.h", "shared-2\n");
-    world.compiled();
-    world.write("package/cuda/common/shared.h", "shared-1\n");
-    assert_eq!(world.compiled(), NONE);
-    assert!(
-        world.library("out").contains("shared-1") && !world.library("out").contains("shared-2")
-    );
+    fails(&mut with("yes")).says("MLA_BUILD_LINE_INFO: given \"yes\", accepted 1 or 0");
 }
 
 #[test]
 fn cutlass_headers_count_like_any_other() {
     let world = World::new();
-    world.write("cutlass/include/cutlass/cutlass.h", "");
     world.write("cutlass/include/cute/tensor.hpp", "tensor-1\n");
     world.write(
         "package/cuda/sm90/d.cu",
@@ -197,87 +155,25 @@ fn cutlass_headers_count_like_any_other() {
     );
     // CUTLASS is a plain include root here. The search for it has its own tests, and reads the
     // environment.
-    let kernels = || world.kernels().include(world.at("cutlass/include"));
-    world.compiled_by(kernels());
+    let build = |folder: &str| world.compiled_by(world.kernels().include(world.at(folder)));
+    build("cutlass/include");
     fs::rename(world.at("cutlass"), world.at("cutlass-4")).unwrap();
-    let kernels = || world.kernels().include(world.at("cutlass-4/include"));
-    assert_eq!(world.compiled_by(kernels()), NONE, "it may lie elsewhere");
+    assert_eq!(build("cutlass-4/include"), NONE, "it may lie elsewhere");
     world.write("cutlass-4/include/cute/tensor.hpp", "tensor-2\n");
-    assert_eq!(world.compiled_by(kernels()), ["cuda/sm90/d.cu"]);
-}
-
-#[test]
-fn new_hiding_header() {
-    let world = World::new();
-    world.compiled();
-    // Include roots are searched before the toolkit's own headers.
-    world.write("package/cuda/cute/layout.hpp", "hiding\n");
-    assert_eq!(world.compiled(), ["cuda/all/c.cu", "cuda/sm90/b.cu"]);
-    assert!(world.library("out").contains("hiding") && !world.library("out").contains("layout-1"));
-    fs::remove_file(world.at("package/cuda/cute/layout.hpp")).unwrap();
-    assert_eq!(world.compiled(), NONE);
-    assert!(!world.library("out").contains("hiding"));
+    assert_eq!(build("cutlass-4/include"), ["cuda/sm90/d.cu"]);
 }
 
 #[test]
 fn equal_sources_stay_apart() {
     let world = World::new();
-    let source = "#include \"local.h\"\nsame\n";
-    world.write("package/cuda/sm90/x/same.cu", source);
-    world.write("package/cuda/sm90/y/same.cu", source);
-    world.write("package/cuda/sm90/x/local.h", "local-x\n");
-    world.write("package/cuda/sm90/y/local.h", "local-y\n");
+    for folder in ["x", "y"] {
+        let at = |file: &str| format!("package/cuda/sm90/{folder}/{file}");
+        world.write(&at("same.cu"), "#include \"local.h\"\nsame\n");
+        world.write(&at("local.h"), &format!("local-{folder}\n"));
+    }
     world.compiled();
     let library = world.library("out");
     assert!(library.contains("local-x") && library.contains("local-y"));
-}
-
-#[test]
-fn changed_sources() {
-    let world = World::new();
-    world.compiled();
-    world.write("package/cuda/sm90/a.cu", "body-a2\n");
-    assert_eq!(world.compiled(), ["cuda/sm90/a.cu"]);
-    world.write("package/cuda/sm90/new.cu", "body-new\n");
-    assert_eq!(world.compiled(), ["cuda/sm90/new.cu"]);
-    fs::remove_file(world.at("package/cuda/sm90/new.cu")).unwrap();
-    assert_eq!(world.compiled(), NONE);
-    assert!(
-        !world.library("out").contains("body-new"),
-        "the object of a removed source is not linked"
-    );
-}
-
-#[test]
-fn other_compiler_versions() {
-    let world = World::new();
-    world.compiled();
-    world.write("toolkit/version", &version("13.1"));
-    assert_eq!(world.compiled(), ALL);
-    world.host("(Stub) 13.1.0");
-    assert_eq!(world.compiled(), ALL);
-    world.write("toolkit/version", &version("13.0"));
-    world.host("(Stub) 12.2.0");
-    assert_eq!(
-        world.compiled(),
-        NONE,
-        "and the old ones find what they made"
-    );
-}
-
-#[test]
-fn another_flag_or_macro_compiles_all() {
-    let world = World::new();
-    world.compiled();
-    assert_eq!(
-        world.compiled_by(world.kernels().flag("--use_fast_math")),
-        ALL
-    );
-    assert_eq!(
-        world.compiled_by(world.kernels().define("MLA_TILE=64")),
-        ALL
-    );
-    assert_eq!(world.compiled(), NONE);
 }
 
 #[test]
@@ -285,12 +181,9 @@ fn additional_family() {
     let world = World::new();
     world.write("package/cuda/sm100/d.cu", "body-d\n");
     assert_eq!(world.compiled(), ALL);
-    let both = || world.kernels().enable("sm100");
-    assert_eq!(
-        world.compiled_by(both()),
-        ["cuda/all/c.cu", "cuda/sm100/d.cu"]
-    );
-    assert_eq!(world.compiled_by(both()), NONE);
+    let both = || world.compiled_by(world.kernels().enable("sm100"));
+    assert_eq!(both(), [C, "cuda/sm100/d.cu"]);
+    assert_eq!(both(), NONE);
     assert_eq!(world.compiled(), NONE);
 }
 
@@ -301,22 +194,18 @@ fn header_edited_during_compile() {
         "package/cuda/sm90/a.cu",
         "#include \"../common/shared.h\"\nbody-a\n// sleep: 0.5\n",
     );
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let build = scope.spawn(|| world.build().unwrap());
-        while !world.at("calls").exists()
-            || !fs::read_to_string(world.at("calls"))
-                .unwrap()
-                .contains("a.cu")
-        {
-            std::thread::sleep(Duration::from_millis(5));
+        let calls = || fs::read_to_string(world.at("calls")).unwrap_or_default();
+        while !calls().contains("a.cu") {
+            thread::sleep(Duration::from_millis(5));
         }
-        std::thread::sleep(Duration::from_millis(100));
+        thread::sleep(Duration::from_millis(100));
         world.write("package/cuda/common/shared.h", "shared-2\n");
         build.join().unwrap();
     });
     world.calls();
-    assert!(world.compiled().contains(&"cuda/sm90/a.cu".to_owned()));
-    assert!(
-        world.library("out").contains("shared-2") && !world.library("out").contains("shared-1")
-    );
+    assert!(world.compiled().contains(&A.to_owned()));
+    let library = world.library("out");
+    assert!(library.contains("shared-2") && !library.contains("shared-1"));
 }

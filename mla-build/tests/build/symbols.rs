@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, process::Command};
 
-use crate::stub::{World, succeeded};
+use crate::stub::{Says, World, refusal, succeeds};
 use mla_build::{Built, Family, Kernels};
 
 /// Makes a package whose sources, names and library are called the same as in every other. The real
@@ -31,30 +31,22 @@ fn package(world: &World, name: &str, number: u32) -> Kernels {
         &at("own/helper.cc"),
         "#include \"which.h\"\nint helper() { return kernels::which<1>(); }\n",
     );
-    Kernels::new()
+    world
+        .bare(name, &format!("{name}/out"))
+        .host_compiler("c++")
         .sources("kernels/**/*.cc")
         .include("kernels/common")
         .family(Family::new("own", [format!("sm_{number}")]))
         .enable("own")
-        .root(world.at(name))
-        .out_dir(world.at(&format!("{name}/out")))
-        .cache(world.at("cache"))
-        .cuda_home(world.at("toolkit"))
-        .host_compiler("c++")
-        .jobs(2)
 }
 
 fn link(world: &World, main: &str, libraries: &[&Path]) -> Command {
     world.write("main.c", main);
-    let mut compiler = Command::new("c++");
     let program = world.at("program");
+    let mut compiler = Command::new("c++");
     compiler.arg("-o").arg(&program).args(["-x", "c"]);
-    compiler
-        .arg(world.at("main.c"))
-        .args(["-x", "none"])
-        .args(libraries);
-    let linked = compiler.output().unwrap();
-    succeeded(&linked);
+    compiler.arg(world.at("main.c")).args(["-x", "none"]);
+    succeeds(compiler.args(libraries));
     Command::new(program)
 }
 
@@ -74,8 +66,8 @@ fn packages_with_equal_names() {
     // Every order is tried, since a linker takes what it finds first.
     for _ in 0..3 {
         libraries.rotate_left(1);
-        let ran = link(&world, main, &libraries).output().unwrap();
-        assert_eq!(String::from_utf8_lossy(&ran.stdout), "80 90 120");
+        let ran = succeeds(&mut link(&world, main, &libraries));
+        assert_eq!(ran.stdout, "80 90 120");
     }
     let names: Vec<_> = libraries.iter().map(|path| path.file_name()).collect();
     assert!(names[0] != names[1] && names[1] != names[2], "{names:?}");
@@ -86,22 +78,13 @@ fn shared_library_exports() {
     let world = World::new();
     let built = package(&world, "first", 80).compile("decode").unwrap();
     let shared = world.at("libshared.so");
-    let linked = Command::new("c++")
-        .arg("-shared")
-        .arg("-o")
-        .arg(&shared)
-        .arg("-Wl,--whole-archive")
-        .arg(&built.library)
-        .arg("-Wl,--no-whole-archive")
-        .output()
-        .unwrap();
-    assert!(linked.status.success(), "{linked:?}");
-    let listed = Command::new("nm")
-        .args(["--dynamic", "--defined-only", "--format=just-symbols"])
-        .arg(&shared)
-        .output()
-        .unwrap();
-    let listed = String::from_utf8_lossy(&listed.stdout);
+    let mut linker = Command::new("c++");
+    linker.arg("-shared").arg("-o").arg(&shared);
+    linker.arg("-Wl,--whole-archive").arg(&built.library);
+    succeeds(linker.arg("-Wl,--no-whole-archive"));
+    let mut list = Command::new("nm");
+    list.args(["--dynamic", "--defined-only", "--format=just-symbols"]);
+    let listed = succeeds(list.arg(&shared)).stdout;
     let names: Vec<_> = listed.lines().collect();
     // A C++ variable outside any namespace is not mangled, so it counts as C.
     assert_eq!(
@@ -115,31 +98,22 @@ fn double_definition_is_refused() {
     let world = World::new();
     world.write("package/cuda/sm90/a.cu", "// symbol: twice\n");
     world.write("package/cuda/sm90/b.cu", "// symbol: twice\n");
-    let message = world.build().unwrap_err().to_string();
-    assert!(
-        message.starts_with(
-            "symbol twice: given definitions in cuda/sm90/a.cu and cuda/sm90/b.cu, accepted one in \
-             a library"
-        ),
-        "{message}"
+    refusal(world.kernels()).begins(
+        "symbol twice: given definitions in cuda/sm90/a.cu and cuda/sm90/b.cu, accepted one in a \
+         library",
     );
     assert!(!world.at("out/libpackage_kernels.a").exists());
     world.write("package/cuda/sm90/b.cu", "// symbol: once\n");
     assert_eq!(world.compiled(), ["cuda/sm90/b.cu"]);
-    assert!(world.library("out").contains("package_kernels__twice"));
+    world.library("out").says("package_kernels__twice");
 
-    let world = World::new();
     let same = package(&world, "first", 80);
     world.write(
         "first/kernels/own/other.cc",
         "namespace deep { int helper(float) { return 1; } }\nint helper() { return 2; }\n",
     );
-    let message = same.compile("decode").unwrap_err().to_string();
-    assert!(
-        message.starts_with(
-            "symbol helper(): given definitions in kernels/own/helper.cc and kernels/own/other.cc"
-        ),
-        "{message}"
+    refusal(same).begins(
+        "symbol helper(): given definitions in kernels/own/helper.cc and kernels/own/other.cc",
     );
 }
 
@@ -155,13 +129,8 @@ fn kernels_of_one_name() {
     kernel("b", 40);
     world.build().unwrap();
     kernel("b", 48);
-    let message = world.build().unwrap_err().to_string();
-    assert!(
-        message.starts_with(
-            "kernel void decode<64>(float*): given different code in cuda/sm90/a.cu and \
-             cuda/sm90/b.cu"
-        ),
-        "{message}"
+    refusal(world.kernels()).begins(
+        "kernel void decode<64>(float*): given different code in cuda/sm90/a.cu and cuda/sm90/b.cu",
     );
 }
 
@@ -174,10 +143,6 @@ fn no_object_is_named() {
          while [ $# -gt 0 ]; do case $1 in -o) echo text >\"$2\" ;; -MF) echo 'unit.o:' >\"$2\" ;; \
          esac; shift; done\n",
     );
-    let message = world.build().unwrap_err().to_string();
-    assert!(
-        message.starts_with("cuda/all/c.cu: what the compiler made of it is no ELF object"),
-        "{message}"
-    );
+    refusal(world.kernels()).begins("cuda/all/c.cu: what the compiler made of it is no ELF object");
     assert!(fs::read_dir(world.at("out")).unwrap().count() > 0);
 }
