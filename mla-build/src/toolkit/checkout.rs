@@ -175,8 +175,7 @@ mod tests {
     }
 
     fn find(checkout: Checkout, folder: &Path) -> Result<FoundHeaders, String> {
-        let place = ("MLA_CHECKOUT_FLASH_MLA", folder.as_os_str());
-        let search = Search::for_test(&[place], &[], None, None);
+        let search = Search::for_test(&[("MLA_CHECKOUT_FLASH_MLA", folder)]);
         checkout.find(&search).map_err(|error| error.to_string())
     }
 
@@ -199,12 +198,9 @@ mod tests {
 
     #[test]
     fn without_a_checkout_the_error_says_how_to_get_one() {
-        let error = checkout()
-            .find(&Search::for_test(&[], &[], None, None))
-            .unwrap_err()
-            .to_string();
+        let error = checkout().find(&Search::default()).unwrap_err();
         assert_eq!(
-            error,
+            error.to_string(),
             format!(
                 "the checkout of Flash-MLA at {COMMIT} is nowhere to be found. Looked, in this \
                  order, at:\n  MLA_CHECKOUT_FLASH_MLA: not set\nTo install it, run:\n  git clone \

@@ -145,25 +145,34 @@ fn agree(search: &Search, root: &Path) -> Result<(), Error> {
 struct Part {
     name: &'static str,
     whole: &'static str,
+    /// The variable that must lead to the part if it is set.
+    explicit: &'static str,
     /// Variables that other programs read, too. If one is skipped, this is only a warning.
     variables: &'static [&'static str],
     wanted: &'static str,
     taken: &'static str,
 }
 
-/// Looks for a part of the toolkit in the folders, and then in site-packages. These come last,
-/// since each question to Python starts an interpreter.
+/// Returns the path of a part in a folder or, as an error, a description of what the folder lacks.
+type At<'a> = &'a dyn Fn(&Path) -> Result<PathBuf, String>;
+
+/// Looks for a part of the toolkit in its variable, in the folders, and then in site-packages.
+/// These come last, since each question to Python starts an interpreter.
 ///
-/// `at` gets a folder, and `in_site` a folder of site-packages. Each returns the path of the part
-/// or, as an error, a description of what the folder lacks. The result is the folder's place in the
-/// search order, such as a variable's name, and the path of the part.
+/// The functions get the variable's path, a folder, and a folder of site-packages. The result is
+/// the folder's place in the search order, such as a variable's name, and the path of the part.
 fn find(
     (search, install): (&Search, &str),
     part: &Part,
     (folders, mut looked): (Vec<(String, PathBuf)>, Vec<String>),
-    at: &dyn Fn(&Path) -> Result<PathBuf, String>,
-    in_site: &dyn Fn(&Path) -> Result<PathBuf, String>,
+    [at_given, at, in_site]: [At<'_>; 3],
 ) -> Result<(String, PathBuf), Error> {
+    if let Some(given) = search.variable(part.explicit) {
+        variables::check_absolute(part.explicit, &given)?;
+        let found = at_given(Path::new(&given));
+        let found = found.map_err(|lacks| unusable(part.explicit, &given, &lacks))?;
+        return Ok((part.explicit.to_owned(), found));
+    }
     let before = looked.len();
     let found = first(&folders, at, &mut looked);
     let passed_over: Vec<_> = (folders.iter().zip(&looked[before..]))
@@ -202,7 +211,7 @@ fn find(
 /// `looked`.
 fn first(
     folders: &[(String, PathBuf)],
-    at: &dyn Fn(&Path) -> Result<PathBuf, String>,
+    at: At<'_>,
     looked: &mut Vec<String>,
 ) -> Option<(String, PathBuf)> {
     for (place, folder) in folders {
@@ -214,32 +223,16 @@ fn first(
     None
 }
 
-/// Returns the absolute path of a variable, with what `at` finds there.
-fn explicit(
-    search: &Search,
-    name: &str,
-    at: &dyn Fn(&Path) -> Result<PathBuf, String>,
-) -> Result<Option<(String, PathBuf)>, Error> {
-    let Some(given) = search.variable(name) else {
-        return Ok(None);
-    };
-    variables::check_absolute(name, &given)?;
-    let found = at(Path::new(&given)).map_err(|lacks| unusable(name, &given, &lacks))?;
-    Ok(Some((name.to_owned(), found)))
-}
-
 /// Finds CUDA.
 pub(crate) fn cuda(search: &Search, install: &str) -> Result<Cuda, Error> {
     if let Some(given) = search.variable("NVCC") {
         return cuda_of_nvcc(search, &given);
     }
     let whole = |root: &Path| layout(root).map(|_| root.to_owned());
-    if let Some((place, root)) = explicit(search, "MLA_CUDA_HOME", &whole)? {
-        return describe(&root, None, &place);
-    }
     let part = Part {
         name: "CUDA",
         whole: "CUDA (nvcc, its headers and libcudart_static.a)",
+        explicit: "MLA_CUDA_HOME",
         variables: &["CUDA_HOME", "CUDA_PATH"],
         wanted: "the folder of a toolkit",
         taken: "compiles",
@@ -263,8 +256,9 @@ pub(crate) fn cuda(search: &Search, install: &str) -> Result<Cuda, Error> {
         Err(lacks)
     };
     let mut looked = Vec::new();
-    let roots = search.cuda_roots(&mut looked);
-    let (place, root) = find((search, install), &part, (roots, looked), &at, &in_site)?;
+    let folders = (search.cuda_roots(&mut looked), looked);
+    let at = [&whole as At<'_>, &at, &in_site];
+    let (place, root) = find((search, install), &part, folders, at)?;
     describe(&root, None, &place)
 }
 
@@ -276,30 +270,28 @@ pub(crate) fn cutlass(search: &Search, install: &str) -> Result<Found, Error> {
     let at_given = |root: &Path| {
         either([root.to_owned(), root.join("include")]).ok_or_else(|| HEADER.to_owned())
     };
-    let found = explicit(search, "MLA_CUTLASS", &at_given)?.map(Ok);
-    let (place, path) = found.unwrap_or_else(|| {
-        let part = Part {
-            name: "CUTLASS",
-            whole: "CUTLASS (its headers)",
-            // A toolkit may be without CUTLASS.
-            variables: &["CUTLASS_PATH", "CUTLASS_HOME"],
-            wanted: "a folder of CUTLASS",
-            taken: "is taken",
-        };
-        let at = |root: &Path| {
-            let found = either([root.join("include"), root.to_owned()]);
-            found.ok_or_else(|| format!("include/{HEADER}"))
-        };
-        let in_site = |site: &Path| {
-            let inside = "cutlass_library/source/include";
-            Some(site.join(inside))
-                .filter(has)
-                .ok_or_else(|| inside.to_owned())
-        };
-        let mut looked = Vec::new();
-        let roots = search.cutlass_roots(&mut looked);
-        find((search, install), &part, (roots, looked), &at, &in_site)
-    })?;
+    let part = Part {
+        name: "CUTLASS",
+        whole: "CUTLASS (its headers)",
+        explicit: "MLA_CUTLASS",
+        // A toolkit may be without CUTLASS.
+        variables: &["CUTLASS_PATH", "CUTLASS_HOME"],
+        wanted: "a folder of CUTLASS",
+        taken: "is taken",
+    };
+    let at = |root: &Path| {
+        let found = either([root.join("include"), root.to_owned()]);
+        found.ok_or_else(|| format!("include/{HEADER}"))
+    };
+    let in_site = |site: &Path| {
+        let inside = "cutlass_library/source/include";
+        let found = Some(site.join(inside)).filter(has);
+        found.ok_or_else(|| inside.to_owned())
+    };
+    let mut looked = Vec::new();
+    let folders = (search.cutlass_roots(&mut looked), looked);
+    let at = [&at_given as At<'_>, &at, &in_site];
+    let (place, path) = find((search, install), &part, folders, at)?;
     Ok(Found {
         part: "CUTLASS".into(),
         version: cutlass_version(&path),
@@ -319,21 +311,20 @@ pub(crate) fn libclang(search: &Search, install: &str) -> Result<Found, Error> {
         true => Ok(path.to_owned()),
         false => at(path),
     };
-    let found = explicit(search, "LIBCLANG_PATH", &at_given)?.map(Ok);
-    let (place, path) = found.unwrap_or_else(|| {
-        let part = Part {
-            name: "libclang",
-            whole: "libclang (for bindgen)",
-            variables: &[],
-            wanted: "",
-            taken: "is taken",
-        };
-        let in_site = |site: &Path| {
-            at(&site.join("clang/native")).map_err(|lacks| format!("clang/native/{lacks}"))
-        };
-        let folders = (search.libclang_folders(), Vec::new());
-        find((search, install), &part, folders, &at, &in_site)
-    })?;
+    let part = Part {
+        name: "libclang",
+        whole: "libclang (for bindgen)",
+        explicit: "LIBCLANG_PATH",
+        variables: &[],
+        wanted: "",
+        taken: "is taken",
+    };
+    let in_site = |site: &Path| {
+        at(&site.join("clang/native")).map_err(|lacks| format!("clang/native/{lacks}"))
+    };
+    let folders = (search.libclang_folders(), Vec::new());
+    let at = [&at_given as At<'_>, &at, &in_site];
+    let (place, path) = find((search, install), &part, folders, at)?;
     Ok(Found {
         part: "libclang".into(),
         version: libclang_version(&path),

@@ -15,21 +15,22 @@ use super::{Pins, root_of};
 
 /// The places that the search may look at. A test gives its own, and a build takes those of the
 /// process.
+#[derive(Default)]
 pub(crate) struct Search {
-    variables: BTreeMap<OsString, OsString>,
+    pub(super) variables: BTreeMap<OsString, OsString>,
     /// The usual folders of a toolkit.
-    usual: Vec<PathBuf>,
+    pub(super) usual: Vec<PathBuf>,
     /// The usual folders of libclang.
-    usual_libclang: Vec<PathBuf>,
+    pub(super) usual_libclang: Vec<PathBuf>,
     /// The interpreter that is asked for its site-packages.
-    python: Option<PathBuf>,
+    pub(super) python: Option<PathBuf>,
     /// Its answer. Python is asked only once, since starting an interpreter is the slowest step of
     /// a build that has nothing to do.
-    python_folders: OnceLock<Result<Vec<PathBuf>, String>>,
+    pub(super) python_folders: OnceLock<Result<Vec<PathBuf>, String>>,
     /// The folder of this crate's own toolkit.
-    own: Option<PathBuf>,
+    pub(super) own: Option<PathBuf>,
     /// Warnings about variables that were skipped.
-    warnings: Mutex<Vec<String>>,
+    pub(super) warnings: Mutex<Vec<String>>,
 }
 
 impl Search {
@@ -56,31 +57,19 @@ impl Search {
             usual,
             usual_libclang: llvm.chain(libraries.map(PathBuf::from)).collect(),
             python: pythons.filter_map(|name| which::which(name).ok()).next(),
-            python_folders: OnceLock::new(),
             own: Pins::current().folder(),
-            warnings: Mutex::default(),
+            ..Self::default()
         }
     }
 
+    /// Makes a search that knows these variables alone.
     #[cfg(test)]
-    pub(super) fn for_test(
-        variables: &[(&str, &OsStr)],
-        usual: &[&Path],
-        python: Option<&Path>,
-        own: Option<&Path>,
-    ) -> Self {
-        let variables = variables
-            .iter()
-            .map(|(name, value)| (name.into(), value.into()));
-        let usual: Vec<_> = usual.iter().map(|path| path.to_path_buf()).collect();
+    pub(super) fn for_test<V: AsRef<OsStr>>(variables: &[(&str, V)]) -> Self {
+        let variables = variables.iter();
+        let variables = variables.map(|(name, value)| (name.into(), value.as_ref().into()));
         Self {
             variables: variables.collect(),
-            usual_libclang: usual.clone(),
-            usual,
-            python: python.map(Path::to_owned),
-            python_folders: OnceLock::new(),
-            own: own.map(Path::to_owned),
-            warnings: Mutex::default(),
+            ..Self::default()
         }
     }
 

@@ -1,30 +1,36 @@
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+};
 
 use super::*;
 
-/// Makes a folder in the shape of a toolkit. Its nvcc only prints a version.
-fn fake(root: &Path, version: &str) {
-    for folder in ["bin", "include", "lib"] {
-        fs::create_dir_all(root.join(folder)).unwrap();
-    }
-    fs::write(root.join("include/cuda_runtime.h"), "").unwrap();
-    fs::write(root.join("lib/libcudart_static.a"), "").unwrap();
-    let nvcc = root.join("bin/nvcc");
-    fs::write(
-        &nvcc,
-        format!("#!/bin/sh\necho 'Cuda compilation tools, release {version}, V{version}.1'\n"),
-    )
-    .unwrap();
-    fs::set_permissions(nvcc, fs::Permissions::from_mode(0o755)).unwrap();
+fn write(path: PathBuf, text: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
 }
 
-fn python(path: &Path, folders: &[&Path]) {
-    let lines: Vec<_> = folders
-        .iter()
-        .map(|f| format!("echo {}", f.display()))
-        .collect();
-    fs::write(path, format!("#!/bin/sh\n{}\n", lines.join("\n"))).unwrap();
+fn program(path: PathBuf, script: &str) {
+    write(path.clone(), &format!("#!/bin/sh\n{script}\n"));
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Makes a folder in the shape of a toolkit. Its nvcc only prints a version.
+fn fake(root: &Path, version: &str) {
+    write(root.join("include/cuda_runtime.h"), "");
+    write(root.join("lib/libcudart_static.a"), "");
+    program(
+        root.join("bin/nvcc"),
+        &format!("echo 'Cuda compilation tools, release {version}, V{version}.1'"),
+    );
+}
+
+/// Returns the message of a search for a part that must fail.
+fn refused<T>(found: Result<T, Error>) -> String {
+    let Err(error) = found else {
+        panic!("nothing is to be found")
+    };
+    error.to_string()
 }
 
 #[test]
@@ -42,76 +48,58 @@ fn the_first_place_of_the_order_that_is_whole_wins() {
     ] {
         fake(&at(name), version);
     }
-    let interpreter = at("python3");
-    python(&interpreter, &[&at("site")]);
-
-    let (explicit, home, on_path, venv) = (at("explicit"), at("home"), at("path/bin"), at("venv"));
-    let mut variables: Vec<(&str, &std::ffi::OsStr)> = vec![
-        ("MLA_CUDA_HOME", explicit.as_os_str()),
-        ("CUDA_HOME", home.as_os_str()),
-        ("PATH", on_path.as_os_str()),
+    program(at("python3"), &format!("echo {}", at("site").display()));
+    let variables = [
+        ("MLA_CUDA_HOME", at("explicit")),
+        ("CUDA_HOME", at("home")),
+        ("PATH", at("path/bin")),
+        ("VIRTUAL_ENV", at("venv")),
     ];
-    let usual = at("usual");
-    let own = at("own");
-    let look = |variables: &[(&str, &std::ffi::OsStr)], usual: &[&Path], python: Option<&Path>| {
-        let cuda = cuda(
-            &Search::for_test(variables, usual, python, Some(&own)),
-            "install",
-        )
-        .unwrap();
-        (cuda.found.place, cuda.version.minor)
-    };
-    let all: &[&Path] = &[&usual];
-    assert_eq!(
-        look(&variables, all, Some(&interpreter)),
-        ("MLA_CUDA_HOME".into(), 6)
-    );
-    variables.remove(0);
-    assert_eq!(
-        look(&variables, all, Some(&interpreter)),
-        ("CUDA_HOME".into(), 5)
-    );
-    variables.remove(0);
-    assert_eq!(
-        look(&variables, all, Some(&interpreter)),
-        ("PATH".into(), 4)
-    );
-    variables.remove(0);
-    variables.push(("VIRTUAL_ENV", venv.as_os_str()));
-    assert_eq!(
-        look(&variables, all, Some(&interpreter)),
-        ("usual folder".into(), 3)
-    );
-    assert_eq!(
-        look(&variables, &[], Some(&interpreter)),
-        ("VIRTUAL_ENV".into(), 2)
-    );
-    variables.clear();
-    assert_eq!(
-        look(&variables, &[], Some(&interpreter)),
-        ("Python site-packages".into(), 1)
-    );
-    assert_eq!(look(&variables, &[], None), ("toolkit folder".into(), 0));
+    // Each search lacks the places that the searches before it found.
+    for (first, (place, minor)) in [
+        ("MLA_CUDA_HOME", 6),
+        ("CUDA_HOME", 5),
+        ("PATH", 4),
+        ("usual folder", 3),
+        ("VIRTUAL_ENV", 2),
+        ("Python site-packages", 1),
+        ("toolkit folder", 0),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let left = match first {
+            0..=3 => &variables[first..],
+            4 => &variables[3..],
+            _ => &[],
+        };
+        let search = Search {
+            usual: (first < 4).then(|| at("usual")).into_iter().collect(),
+            python: (first < 6).then(|| at("python3")),
+            own: Some(at("own")),
+            ..Search::for_test(left)
+        };
+        let cuda = cuda(&search, "install").unwrap();
+        assert_eq!((&*cuda.found.place, cuda.version.minor), (place, minor));
+    }
 }
 
 #[test]
 fn a_toolkit_without_its_headers_is_passed_over_and_named() {
     let folder = tempfile::tempdir().unwrap();
-    let (half, own) = (folder.path().join("half"), folder.path().join("own"));
+    let half = folder.path().join("half");
     fake(&half, "12.8");
     fs::remove_file(half.join("include/cuda_runtime.h")).unwrap();
-    let search = Search::for_test(&[("CUDA_HOME", half.as_os_str())], &[], None, Some(&own));
-    let message = cuda(&search, "cargo xtask toolkit")
-        .unwrap_err()
-        .to_string();
-    assert!(
-        message.contains(&format!(
+    let search = Search {
+        own: Some(folder.path().join("own")),
+        ..Search::for_test(&[("CUDA_HOME", &half)])
+    };
+    let message = refused(cuda(&search, "cargo xtask toolkit"));
+    for expected in [
+        &*format!(
             "CUDA_HOME: {} lacks cuda_runtime.h in include, targets/",
             half.display()
-        )),
-        "{message}"
-    );
-    for expected in [
+        ),
         "CUDA_PATH: not set",
         "PATH: no nvcc",
         "toolkit folder:",
@@ -124,45 +112,45 @@ fn a_toolkit_without_its_headers_is_passed_over_and_named() {
 #[test]
 fn an_explicit_place_that_is_wrong_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
-    let good = folder.path().join("good");
-    fake(&good, "13.0");
-    for variable in ["NVCC", "MLA_CUDA_HOME"] {
-        let wrong = folder.path().join("wrong/bin/nvcc");
-        let search = Search::for_test(
-            &[
-                (variable, wrong.as_os_str()),
-                ("CUDA_HOME", good.as_os_str()),
-            ],
-            &[],
-            None,
-            None,
-        );
-        let message = cuda(&search, "").unwrap_err().to_string();
+    let at = |name: &str| folder.path().join(name);
+    fake(&at("good"), "13.0");
+    fake(&at("other"), "12.8");
+    let nvcc = at("good/bin/nvcc");
+    let with_flags = format!("{} --threads 2", nvcc.display());
+    let alone = format!(
+        "the path alone, {}; flags go into NVCC_APPEND",
+        nvcc.display()
+    );
+    for (variable, value, accepted) in [
+        ("NVCC", at("wrong/bin/nvcc"), "bin/nvcc"),
+        ("NVCC", "nvcc".into(), "the absolute path of bin/nvcc"),
+        ("NVCC", with_flags.into(), &*alone),
+        ("MLA_CUDA_HOME", at("wrong"), "a place that holds bin/nvcc"),
+        ("MLA_CUDA_HOME", "~/cuda".into(), "an absolute path"),
+        ("MLA_CUDA_HOME", at("other"), "the toolkit of NVCC"),
+        ("MLA_CUTLASS", at("good"), "a place that holds"),
+        ("MLA_CUTLASS", "~/cuda".into(), "an absolute path"),
+        ("LIBCLANG_PATH", at("good"), "a place that holds"),
+        ("LIBCLANG_PATH", "~/cuda".into(), "an absolute path"),
+    ] {
+        let mut variables = vec![("CUDA_HOME", at("good")), (variable, value.clone())];
+        if accepted == "the toolkit of NVCC" {
+            variables.push(("NVCC", nvcc.clone()));
+        }
+        let search = Search::for_test(&variables);
+        let message = match variable {
+            "MLA_CUTLASS" => refused(cutlass(&search, "")),
+            "LIBCLANG_PATH" => refused(libclang(&search, "")),
+            _ => refused(cuda(&search, "")),
+        };
         assert!(
-            message.starts_with(&format!("{variable}: given")) && message.contains("bin/nvcc"),
+            message.starts_with(&format!("{variable}: given {value:?}, accepted "))
+                && message.contains(accepted),
             "{message}"
         );
     }
-    let stray = Search::for_test(&[("NVCC", "nvcc".as_ref())], &[], None, None);
-    let message = cuda(&stray, "").unwrap_err().to_string();
-    assert!(
-        message.contains("accepted the absolute path of bin/nvcc"),
-        "{message}"
-    );
-    let search = Search::for_test(&[("LIBCLANG_PATH", good.as_os_str())], &[], None, None);
-    assert!(
-        libclang(&search, "")
-            .unwrap_err()
-            .to_string()
-            .starts_with("LIBCLANG_PATH: given")
-    );
-    let search = Search::for_test(&[("MLA_CUTLASS", good.as_os_str())], &[], None, None);
-    assert!(
-        cutlass(&search, "")
-            .unwrap_err()
-            .to_string()
-            .starts_with("MLA_CUTLASS: given")
-    );
+    let same = [("NVCC", &nvcc), ("MLA_CUDA_HOME", &at("good"))];
+    cuda(&Search::for_test(&same), "").unwrap();
 }
 
 #[test]
@@ -172,7 +160,10 @@ fn a_variable_that_is_passed_over_is_a_warning() {
     fake(&at("usual"), "13.0");
     fake(&at("home"), "12.8");
     fs::create_dir(at("empty")).unwrap();
-    let usual = at("usual");
+    let search = |variable, value: &Path| Search {
+        usual: vec![at("usual")],
+        ..Search::for_test(&[(variable, value)])
+    };
     for (variable, value, says) in [
         ("CUDA_HOME", PathBuf::from("/nonexistent"), "lacks bin/nvcc"),
         ("CUDA_HOME", at("home/bin"), "/home is one; "),
@@ -180,14 +171,13 @@ fn a_variable_that_is_passed_over_is_a_warning() {
         ("CUDA_HOME", "~/cuda".into(), "an absolute path"),
         ("CUDA_PATH", "nope/cuda".into(), "an absolute path"),
     ] {
-        let variables = [(variable, value.as_os_str())];
-        let search = Search::for_test(&variables, &[&usual], None, None);
+        let search = search(variable, &value);
         let cuda = cuda(&search, "").unwrap();
-        assert_eq!(cuda.found.path, usual);
+        assert_eq!(cuda.found.path, at("usual"));
         let warnings = search.warnings();
         assert_eq!(warnings.len(), 1, "{warnings:?}");
         let start = format!("{variable}: given {value:?}, accepted ");
-        let end = format!("CUDA of {} (usual folder) compiles", usual.display());
+        let end = format!("CUDA of {} (usual folder) compiles", at("usual").display());
         assert!(
             warnings[0].starts_with(&start)
                 && warnings[0].contains(says)
@@ -195,60 +185,12 @@ fn a_variable_that_is_passed_over_is_a_warning() {
             "{warnings:?}"
         );
         // A relative path is not a place where a toolkit may appear.
-        assert!(
-            earlier(&search, &cuda)
-                .absent
-                .iter()
-                .all(|it| it.is_absolute())
-        );
+        let absent = earlier(&search, &cuda).absent;
+        assert!(absent.iter().all(|it| it.is_absolute()), "{absent:?}");
     }
-    let whole = at("home");
-    let variables = [("CUDA_HOME", whole.as_os_str())];
-    let search = Search::for_test(&variables, &[&usual], None, None);
-    cuda(&search, "").unwrap();
-    assert_eq!(search.warnings(), [""; 0]);
-}
-
-#[test]
-fn nvcc_is_one_path_and_agrees_with_the_toolkits_folder() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
-    fake(&at("good"), "13.0");
-    fake(&at("other"), "12.8");
-    let nvcc = at("good/bin/nvcc");
-    let message = |variables: &[(&str, &OsStr)]| {
-        let search = Search::for_test(variables, &[], None, None);
-        cuda(&search, "")
-            .map(|_| ())
-            .map_err(|error| error.to_string())
-    };
-    let with_flags = format!("{} --threads 2", nvcc.display());
-    let refused = message(&[("NVCC", with_flags.as_ref())]).unwrap_err();
-    let expected = format!(
-        "accepted the path alone, {}; flags go into NVCC_APPEND_FLAGS",
-        nvcc.display()
-    );
-    assert!(refused.contains(&expected), "{refused}");
-    let (good, other) = (at("good"), at("other"));
-    message(&[("NVCC", nvcc.as_ref()), ("MLA_CUDA_HOME", good.as_ref())]).unwrap();
-    let refused = message(&[("NVCC", nvcc.as_ref()), ("MLA_CUDA_HOME", other.as_ref())]);
-    let refused = refused.unwrap_err();
-    assert!(
-        refused.starts_with("MLA_CUDA_HOME: given") && refused.contains("the toolkit of NVCC"),
-        "{refused}"
-    );
-    for variable in ["MLA_CUDA_HOME", "MLA_CUTLASS", "LIBCLANG_PATH"] {
-        let variables = [(variable, "~/cuda".as_ref())];
-        let search = Search::for_test(&variables, &[], None, None);
-        let refused = match variable {
-            "MLA_CUDA_HOME" => cuda(&search, "").map(|_| ()),
-            "MLA_CUTLASS" => cutlass(&search, "").map(|_| ()),
-            _ => libclang(&search, "").map(|_| ()),
-        };
-        let refused = refused.unwrap_err().to_string();
-        let start = format!("{variable}: given \"~/cuda\", accepted an absolute path");
-        assert!(refused.starts_with(&start), "{refused}");
-    }
+    let whole = search("CUDA_HOME", &at("home"));
+    cuda(&whole, "").unwrap();
+    assert_eq!(whole.warnings(), [""; 0]);
 }
 
 #[test]
@@ -267,10 +209,8 @@ fn a_toolkit_of_another_machine_is_none() {
         }
         let fill = |target: &str| {
             let target = root.join("targets").join(target);
-            fs::create_dir_all(target.join("include")).unwrap();
-            fs::create_dir_all(target.join("lib")).unwrap();
-            fs::write(target.join("include/cuda_runtime.h"), "").unwrap();
-            fs::write(target.join("lib/libcudart_static.a"), "").unwrap();
+            write(target.join("include/cuda_runtime.h"), "");
+            write(target.join("lib/libcudart_static.a"), "");
         };
         fill(other);
         let machine = Machine::of(own);
@@ -285,9 +225,9 @@ fn a_toolkit_of_another_machine_is_none() {
             "{lacks}"
         );
         // The usual names are links to that folder.
-        std::os::unix::fs::symlink(format!("targets/{other}/include"), root.join("include"))
-            .unwrap();
-        std::os::unix::fs::symlink(format!("targets/{other}/lib"), root.join("lib")).unwrap();
+        for name in ["include", "lib"] {
+            symlink(format!("targets/{other}/{name}"), root.join(name)).unwrap();
+        }
         layout_for(&machine, root).unwrap_err();
         fill(machine.targets.last().unwrap());
         let (_, _, library) = layout_for(&machine, root).unwrap();
@@ -298,23 +238,21 @@ fn a_toolkit_of_another_machine_is_none() {
 #[test]
 fn cutlass_and_libclang_are_found_in_a_wheel_with_their_versions() {
     let folder = tempfile::tempdir().unwrap();
-    let include = folder.path().join("cutlass_library/source/include/cutlass");
-    fs::create_dir_all(&include).unwrap();
-    fs::write(include.join("cutlass.h"), "").unwrap();
-    fs::write(
+    let at = |name: &str| folder.path().join(name);
+    let include = at("cutlass_library/source/include/cutlass");
+    write(include.join("cutlass.h"), "");
+    write(
         include.join("version.h"),
         "#define CUTLASS_MAJOR 4\n#define CUTLASS_MINOR 2\n#define CUTLASS_PATCH 0\n",
-    )
-    .unwrap();
-    fs::create_dir_all(folder.path().join("clang/native")).unwrap();
-    fs::create_dir_all(folder.path().join("libclang-18.1.1.dist-info")).unwrap();
-    fs::write(folder.path().join("clang/native/libclang.so"), "").unwrap();
-
-    let search = Search::for_test(&[], &[], None, Some(folder.path()));
-    assert_eq!(
-        cutlass(&search, "").unwrap().version.as_deref(),
-        Some("4.2.0")
     );
+    write(at("clang/native/libclang.so"), "");
+    fs::create_dir(at("libclang-18.1.1.dist-info")).unwrap();
+    let search = Search {
+        own: Some(at("")),
+        ..Search::default()
+    };
+    let cutlass = cutlass(&search, "").unwrap();
+    assert_eq!(cutlass.version.as_deref(), Some("4.2.0"));
     let libclang = libclang(&search, "").unwrap();
     assert_eq!(libclang.version.as_deref(), Some("18.1.1"));
     assert!(libclang.path.ends_with("clang/native/libclang.so"));

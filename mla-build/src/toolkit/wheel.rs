@@ -164,7 +164,7 @@ fn normal(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{ffi::OsStr, fs};
+    use std::fs;
 
     use super::*;
 
@@ -176,6 +176,10 @@ mod tests {
             fs::create_dir_all(folder.path().join("flash/include")).unwrap();
         }
         folder
+    }
+
+    fn search_of(site: &tempfile::TempDir) -> Search {
+        Search::for_test(&[("MLA_WHEEL_FLASH_INFER_PY", site.path())])
     }
 
     fn wheel() -> Wheel {
@@ -208,9 +212,7 @@ mod tests {
             fs::write(site.path().join("flash/include/a.h"), text).unwrap();
         };
         let find = |site: &tempfile::TempDir, pinned: &str| {
-            let place = ("MLA_WHEEL_FLASH_INFER_PY", site.path().as_os_str());
-            let search = Search::for_test(&[place], &[], None, None);
-            wheel().contents(pinned).find(&search).map(drop)
+            wheel().contents(pinned).find(&search_of(site)).map(drop)
         };
         let here = site(&[("flash_infer_py", "0.7.2.post1")]);
         header(&here, "one");
@@ -240,15 +242,10 @@ mod tests {
     fn the_variable_is_obeyed_or_refused_and_a_missing_wheel_says_how_to_get_it() {
         let right = site(&[("flash_infer_py", "0.7.2.post1")]);
         let wrong = site(&[("flash_infer_py", "0.6.13")]);
-        let with = |variables: &[(&str, &OsStr)]| {
-            wheel().find(&Search::for_test(variables, &[], None, None))
-        };
-        let found = with(&[("MLA_WHEEL_FLASH_INFER_PY", right.path().as_os_str())]).unwrap();
+        let found = wheel().find(&search_of(&right)).unwrap();
         assert_eq!(found.includes[0].role, "wheel flash-infer-py/flash/include");
         assert_eq!(found.includes[0].folder, right.path().join("flash/include"));
-        let refused = with(&[("MLA_WHEEL_FLASH_INFER_PY", wrong.path().as_os_str())])
-            .unwrap_err()
-            .to_string();
+        let refused = wheel().find(&search_of(&wrong)).unwrap_err().to_string();
         assert!(
             refused.starts_with("MLA_WHEEL_FLASH_INFER_PY: given")
                 && refused.contains(
@@ -257,11 +254,11 @@ mod tests {
             "{refused}"
         );
 
-        let own = wrong.path();
-        let missing = wheel()
-            .find(&Search::for_test(&[], &[], None, Some(own)))
-            .unwrap_err()
-            .to_string();
+        let elsewhere = Search {
+            own: Some(wrong.path().to_owned()),
+            ..Search::default()
+        };
+        let missing = wheel().find(&elsewhere).unwrap_err().to_string();
         assert!(
             missing.starts_with("the wheel Flash-Infer.py 0.7.2.post1 is nowhere to be found")
                 && missing.contains("it holds 0.6.13")
