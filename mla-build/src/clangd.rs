@@ -37,7 +37,7 @@ impl Compiler {
                     } else {
                         ""
                     };
-                    arguments.push(format!("--cuda-gpu-arch=sm_{}{exact}", target.number()));
+                    arguments.push(format!("--cuda-gpu-arch=sm_{}{exact}", target.number));
                 }
                 arguments.push(format!("--cuda-path={}", self.cuda.found.path.display()));
                 arguments.extend(flags.flat_map(|flag| in_clang(&flag)));

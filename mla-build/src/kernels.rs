@@ -195,7 +195,7 @@ impl Kernels {
         /// It is a file of JSON, relative to the package, with a list of `{"kernel", "source",
         /// "parameters", "launch"}`. `kernel` is a glob of C++ names. `structures` names the files
         /// of structures that the bindings lack, `fields` gives expressions of fields, and `each`
-        /// makes a row of every combination of texts. `unused` names the tensor maps that the
+        /// makes a row of every combination of values. `unused` names the tensor maps that the
         /// kernel does not read. A kernel without a row is described only by its parameters' sizes.
         launches = launches: PathBuf;
     }

@@ -7,18 +7,12 @@ use crate::version::Version;
 /// A target under nvcc's own name, such as `sm_90a`, `sm_100f` or `compute_80`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Target {
-    code: Code,
+    /// True for PTX, which the driver compiles for any later capability. Machine code runs on its
+    /// own capability and on later minor versions.
+    pub(crate) is_ptx: bool,
     /// The compute capability as nvcc writes it: 90 is 9.0 and 103 is 10.3.
-    number: u32,
+    pub(crate) number: u32,
     variant: Variant,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Code {
-    /// Machine code, which runs on its own capability and on later minor versions.
-    Real,
-    /// PTX, which the driver compiles for any later capability.
-    Ptx,
 }
 
 /// The instructions that a target has beyond the common ones. They decide which other GPUs can run
@@ -74,7 +68,7 @@ impl Target {
     /// capability, or of a few, cannot be compiled for others.
     pub(crate) fn serves(self, other: Self) -> bool {
         let plain = |target: Self| target.variant == Variant::Plain;
-        self.is_ptx() && plain(self) && plain(other) && self.number <= other.number
+        self.is_ptx && plain(self) && plain(other) && self.number <= other.number
     }
 
     /// Returns the first CUDA release whose nvcc has this target.
@@ -94,20 +88,11 @@ impl Target {
         Version { major, minor }
     }
 
-    pub(crate) fn is_ptx(self) -> bool {
-        self.code == Code::Ptx
-    }
-
-    /// Returns the number in its name.
-    pub(crate) fn number(self) -> u32 {
-        self.number
-    }
-
     /// True if `other` is never chosen when both targets are in one object.
     fn makes_useless(self, other: Self) -> bool {
         // There is no 9.1 for which plain 9.0 would be needed beside 9.0a.
         self.number == other.number
-            && [self.code, other.code] == [Code::Real; 2]
+            && !(self.is_ptx || other.is_ptx)
             && other.variant == Variant::Plain
             && (self.variant == Variant::Family
                 || (self.variant == Variant::Exact && self.number == 90))
@@ -162,10 +147,7 @@ impl Variant {
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let code = match self.code {
-            Code::Real => "sm",
-            Code::Ptx => "compute",
-        };
+        let code = if self.is_ptx { "compute" } else { "sm" };
         write!(f, "{code}_{}{}", self.number, self.variant.suffix())
     }
 }
@@ -175,9 +157,9 @@ impl FromStr for Target {
 
     /// Parses a target. [`accepted`] says which texts are targets.
     fn from_str(text: &str) -> Result<Self, ()> {
-        let (code, rest) = match text.split_once('_').ok_or(())? {
-            ("sm", rest) => (Code::Real, rest),
-            ("compute", rest) => (Code::Ptx, rest),
+        let (is_ptx, rest) = match text.split_once('_').ok_or(())? {
+            ("sm", rest) => (false, rest),
+            ("compute", rest) => (true, rest),
             _ => return Err(()),
         };
         let number = rest.trim_end_matches(|c: char| !c.is_ascii_digit());
@@ -193,7 +175,7 @@ impl FromStr for Target {
             .ok_or(())?;
         since(known, variant).ok_or(())?;
         Ok(Self {
-            code,
+            is_ptx,
             number: known.0,
             variant,
         })
@@ -230,37 +212,6 @@ mod tests {
             assert_eq!(typo.parse::<Target>(), Err(()), "{typo}");
         }
         assert!(accepted().contains("sm_90, sm_90a, sm_100, sm_100a, sm_100f, sm_103"));
-    }
-
-    #[test]
-    fn nvcc_is_asked_for_one_kind_of_code_at_a_time() {
-        let spelled: Vec<_> = targets(&["sm_90a", "sm_100f", "sm_80", "compute_80"])
-            .into_iter()
-            .map(|target| target.gencode(None))
-            .collect();
-        assert_eq!(
-            spelled,
-            [
-                "arch=compute_90a,code=sm_90a",
-                "arch=compute_100f,code=sm_100f",
-                "arch=compute_80,code=sm_80",
-                "arch=compute_80,code=compute_80"
-            ]
-        );
-    }
-
-    #[test]
-    fn ptx_of_one_architecture_serves_later_plain_ones() {
-        let [ptx, older, machine, later, exact] =
-            ["compute_80", "sm_75", "sm_80", "sm_120", "sm_90a"]
-                .map(|name| name.parse::<Target>().unwrap());
-        assert_eq!(later.gencode(Some(ptx)), "arch=compute_80,code=sm_120");
-        assert!(
-            [ptx, machine, later]
-                .iter()
-                .all(|&target| ptx.serves(target))
-        );
-        assert!(!ptx.serves(older) && !ptx.serves(exact) && !machine.serves(later));
     }
 
     #[test]

@@ -96,7 +96,7 @@ impl Unit {
     pub(crate) fn gencodes(&self) -> impl Iterator<Item = String> {
         self.targets.iter().map(|&target| {
             let serve = self.ptx.iter().copied().filter(|ptx| ptx.serves(target));
-            target.gencode(serve.max_by_key(|ptx| ptx.number()))
+            target.gencode(serve.max_by_key(|ptx| ptx.number))
         })
     }
 
@@ -412,143 +412,7 @@ fn of_path<'a>(source: &Path, families: &'a Families) -> Result<Option<&'a Decla
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
-
-    fn tree(files: &[&str]) -> tempfile::TempDir {
-        let folder = tempfile::tempdir().unwrap();
-        for file in files {
-            let path = folder.path().join(file);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, "").unwrap();
-        }
-        folder
-    }
-
-    fn families(on: &[&str]) -> Families {
-        let on: Vec<_> = on.iter().map(|&name| name.to_owned()).collect();
-        Families::new(&[], &on, |_| None).unwrap()
-    }
-
-    fn found(root: &Path, on: &[&str]) -> Result<Vec<String>, Error> {
-        discover(root, &["cuda/**/*.cu".into()], &families(on), &[])
-            .map(|units| units.iter().map(ToString::to_string).collect())
-    }
-
-    #[test]
-    fn folders_say_what_a_source_is_compiled_for() {
-        let tree = tree(&[
-            "cuda/sm90/decode/a.cu",
-            "cuda/sm100/decode/a.cu",
-            "cuda/all/merge.cu",
-            "cuda/common/tile.cuh",
-            "cuda/plain.cu",
-        ]);
-        assert_eq!(
-            found(tree.path(), &["sm90"]).unwrap(),
-            [
-                "cuda/all/merge.cu (sm_90a)",
-                "cuda/plain.cu (sm_90a)",
-                "cuda/sm90/decode/a.cu (sm_90a)",
-            ]
-        );
-        let both = found(tree.path(), &["sm90", "sm100"]).unwrap();
-        assert_eq!(both.len(), 4);
-        assert_eq!(both[0], "cuda/all/merge.cu (sm_90a, sm_100f)");
-    }
-
-    #[test]
-    fn a_source_in_a_wrong_place_is_an_error_that_names_it() {
-        let message = found(tree(&["cuda/sm91/a.cu"]).path(), &["sm90"])
-            .unwrap_err()
-            .to_string();
-        assert_eq!(
-            message,
-            "cuda/sm91/a.cu: given the family's folder \"sm91\", accepted sm80, sm90, sm100, all"
-        );
-        let message = found(tree(&["cuda/common/a.cu"]).path(), &["sm90"])
-            .unwrap_err()
-            .to_string();
-        assert!(
-            message.contains("cuda/common/a.cu") && message.contains("all/"),
-            "{message}"
-        );
-    }
-
-    #[test]
-    fn globs_that_match_nothing_are_an_error() {
-        for files in [&["src/lib.rs"][..], &["cuda/sm100/a.cu"][..]] {
-            let message = found(tree(files).path(), &["sm90"])
-                .unwrap_err()
-                .to_string();
-            assert!(
-                message.contains("no source for sm90 among cuda/**/*.cu"),
-                "{message}"
-            );
-        }
-        let bad = discover(
-            Path::new("/"),
-            &["cuda/[".into()],
-            &families(&["sm90"]),
-            &[],
-        )
-        .unwrap_err()
-        .to_string();
-        assert!(bad.starts_with("sources: given \"cuda/[\""), "{bad}");
-    }
-
-    #[test]
-    fn absolute_globs_are_taken_within_the_package_and_refused_elsewhere() {
-        let tree = tree(&["cuda/sm90/a.cu"]);
-        let root = tree.path().canonicalize().unwrap();
-        std::os::unix::fs::symlink(&root, root.join("link")).unwrap();
-        let of = |glob: String| relative_glob(&root, "sources", &glob);
-        let inside = |folder: &Path| format!("{}/cuda/**/*.cu", folder.display());
-        for glob in [
-            inside(&root),
-            inside(&root.join("link")),
-            "./cuda/**/*.cu".into(),
-            "cuda/./**/*.cu".into(),
-        ] {
-            assert_eq!(of(glob).unwrap(), "cuda/**/*.cu");
-        }
-        assert_eq!(of("../shared/*.cu".into()).unwrap(), "../shared/*.cu");
-        let message = of("/elsewhere/*.cu".into()).unwrap_err().to_string();
-        assert!(
-            message.starts_with(
-                "sources: given \"/elsewhere/*.cu\", accepted a glob relative to the package, "
-            ),
-            "{message}"
-        );
-    }
-
-    #[test]
-    fn a_folder_that_is_no_family_is_told() {
-        let tree = tree(&[
-            "cuda/hopper/a.cu",
-            "cuda/all/b.cu",
-            "cuda/c.cu",
-            "cuda/sm90/x/d.cu",
-        ]);
-        let (globs, families) = (["cuda/**/*.cu".to_owned()], families(&["sm90"]));
-        let units = discover(tree.path(), &globs, &families, &[]).unwrap();
-        assert_eq!(
-            unnamed_folders(&globs, &units, &families),
-            [
-                "cuda/hopper has no family's name (sm80, sm90, sm100), so what is in it is \
-                 compiled for all that are on: sm_90a"
-            ]
-        );
-    }
-
-    #[test]
-    fn without_a_glob_the_message_says_what_to_call() {
-        let message = discover(Path::new("/"), &[], &families(&["sm90"]), &[]);
-        let message = message.unwrap_err().to_string();
-        let start = "sources: given \"no glob\", accepted at least one, as in Kernels::sources(";
-        assert!(message.starts_with(start), "{message}");
-    }
 
     #[test]
     fn the_walk_starts_below_the_wildcards() {
@@ -558,25 +422,8 @@ mod tests {
     }
 
     #[test]
-    fn units_of_one_name_have_files_of_their_own() {
-        let unit = |source: &str| Unit {
-            source: source.into(),
-            language: Language::Cuda,
-            targets: vec!["sm_90a".parse().unwrap()],
-            flags: Vec::new(),
-            ptx: Vec::new(),
-            memory: None,
-        };
-        assert_ne!(
-            unit("cuda/sm90/decode/bf16.cu").file_stem(),
-            unit("cuda/sm90/prefill/bf16.cu").file_stem()
-        );
-        assert_eq!(unit("cuda/a.cu").to_string(), "cuda/a.cu (sm_90a)");
-    }
-
-    #[test]
     fn each_target_is_made_from_the_latest_ptx_that_serves_it() {
-        let names = ["sm_86", "sm_89", "sm_120", "compute_80", "sm_90a"];
+        let names = ["sm_75", "sm_86", "sm_89", "sm_120", "compute_80", "sm_90a"];
         let unit = Unit {
             source: "cuda/all/a.cu".into(),
             language: Language::Cuda,
@@ -590,6 +437,7 @@ mod tests {
         assert_eq!(
             unit.gencodes().collect::<Vec<_>>(),
             [
+                "arch=compute_75,code=sm_75",
                 "arch=compute_80,code=sm_86",
                 "arch=compute_89,code=sm_89",
                 "arch=compute_89,code=sm_120",

@@ -51,7 +51,8 @@ impl Plan {
         };
         for file in &mut code.files {
             for kernel in &mut file.kernels {
-                launches.describe(kernel, [&file.source, &file.target], &layouts)?;
+                let known = Some(kernel.parameters.clone());
+                launches.describe(kernel, [&file.source, &file.target], &layouts, known)?;
             }
         }
         if let Some(kernel) = launches.unused(&code) {

@@ -212,7 +212,7 @@ fn device_bytes(object: &[u8], unit: &Unit) -> BTreeMap<String, u64> {
     let mut bytes = BTreeMap::new();
     for (code, length) in fatbin::code_by_target(object) {
         let mut targets = unit.targets.iter();
-        let named = targets.find(|it| it.number() == code.number && it.is_ptx() == code.is_ptx);
+        let named = targets.find(|it| it.number == code.number && it.is_ptx == code.is_ptx);
         let kind = if code.is_ptx { "compute" } else { "sm" };
         let name = named.map_or_else(|| format!("{kind}_{}", code.number), ToString::to_string);
         *bytes.entry(name).or_default() += length;

@@ -10,7 +10,11 @@ use std::collections::BTreeMap;
 
 use object::{Object as _, ObjectSection as _};
 
-use crate::fatbin::{half_word, word};
+use super::{Kernel, Parameter};
+use crate::{
+    fatbin::{half_word, word},
+    ptxas,
+};
 
 const SIZED: u8 = 4;
 const PARAMETER: u8 = 0x17;
@@ -19,40 +23,33 @@ const MAX_THREADS: u8 = 0x05;
 /// Maximum number of threads of a CTA on any GPU, for a kernel that declares no bound.
 const ANY: u32 = 1024;
 
-/// A kernel of a cubin.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
-    pub(crate) name: String,
-    pub(crate) shared: u64,
-    pub(crate) max_threads: u32,
-    /// Offset and size in bytes of each parameter, by its number.
-    pub(crate) parameters: BTreeMap<u16, (u32, u32)>,
-}
-
-/// Returns all kernels of a cubin, or `None` if it does not have this form.
-pub(crate) fn entries(cubin: &[u8]) -> Option<Vec<Entry>> {
+/// Returns all kernels of a cubin, without launches, or `None` if it does not have this form.
+pub(crate) fn kernels(cubin: &[u8]) -> Option<Vec<Kernel>> {
     let file = object::File::parse(cubin).ok()?;
-    let mut entries = Vec::new();
+    let mut kernels = Vec::new();
     for section in file.sections() {
         let name = section.name().ok()?;
         let Some(name) = name.strip_prefix(".nv.info.") else {
             continue;
         };
         let shared = file.section_by_name(&format!(".nv.shared.{name}"));
-        let mut entry = Entry {
-            name: name.to_owned(),
-            shared: shared.map_or(0, |section| section.size()),
-            max_threads: ANY,
-            parameters: BTreeMap::new(),
-        };
-        read(section.data().ok()?, &mut entry)?;
-        entries.push(entry);
+        let (max_threads, parameters) = read(section.data().ok()?)?;
+        kernels.push(Kernel {
+            entry: name.to_owned(),
+            name: ptxas::demangled(name),
+            static_shared: shared.map_or(0, |section| section.size()),
+            max_threads,
+            parameters,
+            launch: None,
+        });
     }
-    entries.sort_by(|a, b| a.name.cmp(&b.name));
-    Some(entries)
+    kernels.sort_by(|a, b| a.entry.cmp(&b.entry));
+    Some(kernels)
 }
 
-fn read(mut attributes: &[u8], entry: &mut Entry) -> Option<()> {
+/// Returns the maximum number of threads and the parameters in order.
+fn read(mut attributes: &[u8]) -> Option<(u32, Vec<Parameter>)> {
+    let (mut max_threads, mut parameters) = (ANY, BTreeMap::new());
     while let [form, number, low, high, rest @ ..] = attributes {
         let length = match *form {
             SIZED => usize::from(u16::from_le_bytes([*low, *high])),
@@ -62,33 +59,29 @@ fn read(mut attributes: &[u8], entry: &mut Entry) -> Option<()> {
         match (*form, *number) {
             (SIZED, PARAMETER) => {
                 let [ordinal, offset] = [4, 6].map(|at| half_word(value, at));
-                let bytes = word(value, 8)? >> 18;
-                entry.parameters.insert(ordinal?, (offset?.into(), bytes));
+                let parameter = Parameter {
+                    offset: offset?.into(),
+                    bytes: word(value, 8)? >> 18,
+                    ..Parameter::default()
+                };
+                parameters.insert(ordinal?, parameter);
             }
             (SIZED, MAX_THREADS) => {
                 let axes = [0, 4, 8].map(|at| word(value, at));
                 let [x, y, z] = [axes[0]?, axes[1]?, axes[2]?];
-                entry.max_threads = x.checked_mul(y)?.checked_mul(z)?;
+                max_threads = x.checked_mul(y)?.checked_mul(z)?;
             }
             _ => {}
         }
         attributes = behind;
     }
-    attributes.is_empty().then_some(())
+    let read = (max_threads, parameters.into_values().collect());
+    attributes.is_empty().then_some(read)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn entry() -> Entry {
-        Entry {
-            name: "k".into(),
-            shared: 0,
-            max_threads: ANY,
-            parameters: BTreeMap::new(),
-        }
-    }
 
     // The attributes that CUDA 13.0 writes for a structure of 48 bytes followed by a number.
     #[test]
@@ -101,17 +94,14 @@ mod tests {
             &[4, 5, 12, 0, 0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0],
         ]
         .concat();
-        let mut found = entry();
-        assert_eq!(read(&attributes, &mut found), Some(()));
-        assert_eq!(
-            found.parameters,
-            BTreeMap::from([(0, (0, 48)), (1, (48, 4))])
-        );
-        assert_eq!(found.max_threads, 256);
+        let (max_threads, parameters) = read(&attributes).unwrap();
+        let places = parameters.iter().map(|it| (it.offset, it.bytes));
+        assert_eq!(places.collect::<Vec<_>>(), [(0, 48), (48, 4)]);
+        assert_eq!(max_threads, 256);
         // Neither cut-off nor meaningless attributes cause a panic.
         for length in 0..attributes.len() {
-            read(&attributes[..length], &mut entry());
+            read(&attributes[..length]);
         }
-        assert_eq!(entries(b"no cubin"), None);
+        assert_eq!(kernels(b"no cubin"), None);
     }
 }

@@ -24,12 +24,11 @@ impl Layout {
     }
 
     /// Adds a field behind the others.
-    fn add(&mut self, (name, kind, count): (&str, &str, Option<u32>), of_kind: &Self) {
+    fn add(&mut self, field: Declared<'_>, of_kind: &Self) {
         self.alignment = self.alignment.max(of_kind.alignment);
         self.bytes = self.bytes.next_multiple_of(of_kind.alignment);
-        let fields = placed((name, kind, count), of_kind, self.bytes);
-        self.fields.extend(fields);
-        self.bytes += of_kind.bytes * count.unwrap_or(1);
+        self.fields.extend(placed(field, of_kind, self.bytes));
+        self.bytes += of_kind.bytes * field.2.unwrap_or(1);
     }
 
     /// The layout of a structure that has all of its fields, or `None` if it has none.
@@ -114,8 +113,8 @@ impl Layouts {
             if statement.is_empty() || statement.contains('(') || statement.starts_with("static ") {
                 continue;
             }
-            for Declared { kind, name, count } in declared(text, statement)? {
-                layout.add((name, kind, count), &self.of(kind)?);
+            for field in declared(text, statement)? {
+                layout.add(field, &self.of(field.1)?);
             }
         }
         layout.closed()
@@ -159,13 +158,8 @@ fn value(text: &str, label: &str) -> Option<u32> {
 /// The description of a pointer's type.
 const POINTER: &str = "pointer";
 
-/// A field as a source declares it.
-struct Declared<'a> {
-    kind: &'a str,
-    name: &'a str,
-    /// The number of elements of an array.
-    count: Option<u32>,
-}
+/// The name and the type of a field, and the number of elements if it is an array.
+type Declared<'a> = (&'a str, &'a str, Option<u32>);
 
 /// The fields of a statement: `const int *a, *b`, `float x, y[2]`.
 fn declared<'a>(text: &str, statement: &'a str) -> Option<Vec<Declared<'a>>> {
@@ -182,23 +176,15 @@ fn declared<'a>(text: &str, statement: &'a str) -> Option<Vec<Declared<'a>>> {
             Some((name, count)) => (name, Some(constant(text, count.strip_suffix(']')?)?)),
             None => (name, None),
         };
-        Some(Declared { kind, name, count })
+        Some((name, kind, count))
     });
-    let fields: Vec<_> = names.collect::<Option<_>>()?;
-    Some(
-        fields
-            .into_iter()
-            .filter(|it| !it.name.is_empty())
-            .collect(),
-    )
+    let mut fields: Vec<_> = names.collect::<Option<_>>()?;
+    fields.retain(|(name, ..)| !name.is_empty());
+    Some(fields)
 }
 
 /// The fields of a field at an offset: itself, its elements, or those of its structure.
-fn placed(
-    (name, kind, count): (&str, &str, Option<u32>),
-    layout: &Layout,
-    offset: u32,
-) -> Vec<Field> {
+fn placed((name, kind, count): Declared<'_>, layout: &Layout, offset: u32) -> Vec<Field> {
     let field = |name, kind: &str, offset, bytes| Field {
         name,
         kind: kind.to_owned(),

@@ -16,8 +16,8 @@ use std::{collections::BTreeMap, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use cubin::entries;
-pub(crate) use layout::{Layout, Layouts};
+pub(crate) use cubin::kernels;
+pub(crate) use layout::Layouts;
 pub(crate) use row::Launches;
 
 use crate::{Error, bounded, ptxas};
@@ -125,7 +125,6 @@ pub struct Launch {
     /// CTAs on each axis, as expressions.
     pub grid: [String; 3],
     /// Threads on each axis.
-    #[serde(deserialize_with = "numbers")]
     pub block: [u32; 3],
     /// CTAs of a cluster on each axis, as expressions.
     #[serde(default = "one")]
@@ -181,19 +180,6 @@ fn nothing() -> String {
     "0".to_owned()
 }
 
-/// Numbers, or their texts, which a row's substitutions leave.
-fn numbers<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<[u32; 3], D::Error> {
-    let values = <[serde_json::Value; 3]>::deserialize(deserializer)?;
-    let number = |value: &serde_json::Value| match value.as_str() {
-        Some(text) => text.parse().ok(),
-        None => value.as_u64().and_then(|it| u32::try_from(it).ok()),
-    };
-    match values.each_ref().map(number) {
-        [Some(x), Some(y), Some(z)] => Ok([x, y, z]),
-        _ => Err(serde::de::Error::custom("numbers of threads expected")),
-    }
-}
-
 fn always() -> String {
     "1".to_owned()
 }
@@ -225,29 +211,8 @@ pub fn describe(
             parameters: Vec::new(),
             launch: None,
         };
-        launches.place(&mut kernel, source, &layouts)?;
-        launches.describe(&mut kernel, [source, target], &layouts)?;
+        launches.describe(&mut kernel, [source, target], &layouts, None)?;
         Ok(kernel)
     });
     described.collect()
-}
-
-/// The kernels of a cubin, without launches.
-pub(crate) fn kernels(bytes: &[u8]) -> Option<Vec<Kernel>> {
-    let kernels = entries(bytes)?.into_iter().map(|entry| {
-        let parameters = entry.parameters.values().map(|&(offset, bytes)| Parameter {
-            offset,
-            bytes,
-            ..Parameter::default()
-        });
-        Kernel {
-            name: ptxas::demangled(&entry.name),
-            static_shared: entry.shared,
-            max_threads: entry.max_threads,
-            parameters: parameters.collect(),
-            entry: entry.name,
-            launch: None,
-        }
-    });
-    Some(kernels.collect())
 }

@@ -9,8 +9,8 @@ use globset::Glob;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Field, Kernel, Launch, Layout, Layouts, Parameter};
-use crate::{Error, bounded};
+use super::{Field, Kernel, Launch, Layouts, Parameter};
+use crate::{Error, bounded, target::Target};
 
 /// A row, for one kernel after the substitutions of `each`.
 #[derive(Clone, Debug, Deserialize)]
@@ -69,47 +69,21 @@ impl Launches {
         })
     }
 
-    /// Names the parameters of a kernel and adds its launch, if a row describes it.
+    /// Gives a kernel the parameters of its row and its launch, if a row describes it. If its
+    /// machine code is `known`, its parameters must have the same sizes there.
     pub(crate) fn describe(
         &self,
         kernel: &mut Kernel,
         [source, target]: [&str; 2],
         bindings: &Layouts,
+        known: Option<Vec<Parameter>>,
     ) -> Result<(), Error> {
         let Some(row) = self.row_of(source, &kernel.name) else {
             return Ok(());
         };
-        row.describe(kernel, &self.layouts_of(row, bindings))?;
-        let digits = target.trim_start_matches(|c: char| !c.is_ascii_digit());
-        let digits = digits.trim_end_matches(|c: char| !c.is_ascii_digit());
+        row.describe(kernel, &self.layouts_of(row, bindings), known)?;
         if let Some(launch) = &mut kernel.launch {
-            launch.dependent_launch &= digits.parse().is_ok_and(|number: u32| number >= 90);
-        }
-        Ok(())
-    }
-
-    /// Adds the parameters of a kernel that has none, as its row has them and one behind the other.
-    pub(crate) fn place(
-        &self,
-        kernel: &mut Kernel,
-        source: &str,
-        bindings: &Layouts,
-    ) -> Result<(), Error> {
-        let Some(row) = self.row_of(source, &kernel.name) else {
-            return Ok(());
-        };
-        let layouts = self.layouts_of(row, bindings);
-        let mut end = 0u32;
-        for text in &row.parameters {
-            let (name, kind, _) = parts(text);
-            let layout = row.layout(&layouts, &kernel.name, name, kind)?;
-            let offset = end.next_multiple_of(layout.alignment);
-            end = offset + layout.bytes;
-            kernel.parameters.push(Parameter {
-                offset,
-                bytes: layout.bytes,
-                ..Parameter::default()
-            });
+            launch.dependent_launch &= target.parse().is_ok_and(|it: Target| it.number >= 90);
         }
         Ok(())
     }
@@ -163,7 +137,13 @@ fn substituted(value: &Value, choice: &Value) -> Value {
         Value::String(text) => {
             let mut text = text.clone();
             for (name, by) in choice.as_object().into_iter().flatten() {
-                text = text.replace(&format!("{{{name}}}"), by.as_str().unwrap_or_default());
+                let name = format!("{{{name}}}");
+                // A number that stands alone stays a number.
+                match by {
+                    Value::Number(_) if text == name => return by.clone(),
+                    Value::String(by) => text = text.replace(&name, by),
+                    by => text = text.replace(&name, &by.to_string()),
+                }
             }
             Value::String(text)
         }
@@ -183,50 +163,57 @@ impl Row {
         glob.is_ok_and(|glob| glob.compile_matcher().is_match(kernel))
     }
 
-    fn refused(&self, field: &str, of: &str, given: &dyn ToString, accepted: &str) -> Error {
-        let field = format!("{field} of {of}");
-        refused(&self.kernel, &field, &given.to_string(), accepted)
-    }
-
-    fn layout(&self, all: &Layouts, of: &str, name: &str, kind: &str) -> Result<Layout, Error> {
-        let accepted = "a number's type, or a structure of the bindings or of `structures`";
-        let layout = all.of(kind);
-        layout.ok_or_else(|| self.refused(name, of, &kind, accepted))
-    }
-
-    fn describe(&self, kernel: &mut Kernel, layouts: &Layouts) -> Result<(), Error> {
+    fn describe(
+        &self,
+        kernel: &mut Kernel,
+        layouts: &Layouts,
+        known: Option<Vec<Parameter>>,
+    ) -> Result<(), Error> {
         let name = kernel.name.clone();
         let refuse = |field: &str, given: &dyn ToString, accepted: String| {
-            self.refused(field, &name, given, &accepted)
+            let field = format!("{field} of {name}");
+            refused(&self.kernel, &field, &given.to_string(), &accepted)
         };
-        let (given, accepted) = (self.parameters.len(), kernel.parameters.len());
-        if given != accepted {
-            return Err(refuse("parameters", &given, accepted.to_string()));
-        }
-        let mut given = 0;
-        for (text, parameter) in self.parameters.iter().zip(&mut kernel.parameters) {
-            let (own_name, kind, value) = parts(text);
-            let layout = self.layout(layouts, &name, own_name, kind)?;
-            let (bytes, mut fields, name) = (layout.bytes, layout.fields, own_name);
-            if bytes != parameter.bytes {
-                let accepted = format!("{}, as the machine code has them", parameter.bytes);
-                return Err(refuse(&format!("bytes of {name}"), &bytes, accepted));
-            }
-            for field in &mut fields {
-                let Field {
-                    name: own, value, ..
-                } = field;
-                *value = self.fields.get(&format!("{name}.{own}")).cloned();
-                given += usize::from(value.is_some());
-            }
-            *parameter = Parameter {
-                name: Some(name.to_owned()),
+        let mut end = 0u32;
+        let mut parameters = Vec::new();
+        for text in &self.parameters {
+            let (own, kind, value) = parts(text);
+            let layout = layouts.of(kind).ok_or_else(|| {
+                let accepted = "a number's type, or a structure of the bindings or of `structures`";
+                refuse(own, &kind, accepted.to_owned())
+            })?;
+            let offset = end.next_multiple_of(layout.alignment);
+            end = offset + layout.bytes;
+            let fields = layout.fields.into_iter().map(|field| Field {
+                value: self.fields.get(&format!("{own}.{}", field.name)).cloned(),
+                ..field
+            });
+            parameters.push(Parameter {
+                offset,
+                bytes: layout.bytes,
+                name: Some(own.to_owned()),
                 kind: Some(kind.to_owned()),
                 value: value.map(str::to_owned),
-                fields,
-                ..*parameter
-            };
+                fields: fields.collect(),
+            });
         }
+        if let Some(known) = known {
+            if known.len() != parameters.len() {
+                let accepted = known.len().to_string();
+                return Err(refuse("parameters", &parameters.len(), accepted));
+            }
+            for (own, known) in parameters.iter_mut().zip(known) {
+                if own.bytes != known.bytes {
+                    let field = format!("bytes of {}", own.name.as_deref().unwrap_or_default());
+                    let accepted = format!("{}, as the machine code has them", known.bytes);
+                    return Err(refuse(&field, &own.bytes, accepted));
+                }
+                own.offset = known.offset;
+            }
+        }
+        kernel.parameters = parameters;
+        let fields = kernel.parameters.iter().flat_map(|it| &it.fields);
+        let given = fields.filter(|field| field.value.is_some()).count();
         if given != self.fields.len() {
             let accepted = format!("those of its parameters, which has {given} of them");
             return Err(refuse("fields", &self.fields.len(), accepted));
@@ -312,27 +299,33 @@ mod tests {
         }
     }
 
-    fn describe(parameters: &[&str], block: [u32; 3]) -> Result<Kernel, String> {
-        let row = serde_json::json!({
-            "kernel": "*k<{of}>*", "source": "a.cu", "parameters": parameters,
-            "each": [[{ "of": "true" }]], "structures": ["a.cu"],
-            "launch": { "when": "always", "grid": ["tiles", "1", "1"], "block": block,
+    /// Describes the kernel, whose second parameter has these bytes, by a row with these entries.
+    fn described(entries: Value, bytes: u32, target: &str) -> Result<Kernel, String> {
+        let mut row = serde_json::json!({
+            "kernel": "*k<{of}>*", "source": "a.cu", "structures": ["a.cu"],
+            "each": [[{ "of": "true" }]],
+            "launch": { "when": "always", "grid": ["1", "1", "1"], "block": [32, 8, 1],
                         "dependent_launch": true },
         });
-        described(row, "sm_90a")
-    }
-
-    fn described(row: Value, target: &str) -> Result<Kernel, String> {
-        let source = "struct Plan { int64_t units; int rows, width; };";
+        for (name, entry) in entries.as_object().unwrap() {
+            match name.strip_prefix("launch.") {
+                Some(name) => row["launch"][name] = entry.clone(),
+                None => row[name] = entry.clone(),
+            }
+        }
+        let source = "struct Plan { int64_t units; int rows, width; };
+            struct Maps { CUtensorMap rows, weights; };";
         let rows = each(row).into_iter().map(serde_json::from_value);
         let launches = Launches {
             rows: rows.collect::<Result<_, _>>().unwrap(),
             structures: [("a.cu".into(), source.into())].into(),
         };
         let mut kernel = kernel();
+        kernel.parameters[1].bytes = bytes;
         let mut bindings = Layouts::default();
         bindings.add_bindings(BINDINGS);
-        let described = launches.describe(&mut kernel, ["a.cu", target], &bindings);
+        let known = Some(kernel.parameters.clone());
+        let described = launches.describe(&mut kernel, ["a.cu", target], &bindings, known);
         described
             .map(|()| kernel)
             .map_err(|error| error.to_string())
@@ -340,7 +333,9 @@ mod tests {
 
     #[test]
     fn a_launch_names_the_parameters_and_has_their_layout() {
-        let kernel = describe(&["p: Params", "tiles: u32 = p.tokens / 32"], [32, 8, 1]).unwrap();
+        let parameters = ["p: Params", "tiles: u32 = p.tokens / 32"];
+        let row = serde_json::json!({ "parameters": parameters });
+        let kernel = described(row, 4, "sm_90a").unwrap();
         let [p, tiles] = &kernel.parameters[..] else {
             panic!("{kernel:?}")
         };
@@ -362,21 +357,21 @@ mod tests {
         let row = serde_json::json!({
             "kernel": "*{name}<{of}>*", "each": [
                 [{ "name": "j" }, { "name": "k" }],
-                [{ "of": "true", "rows": "4" }, { "of": "false", "rows": "8" }],
+                [{ "of": "true", "rows": 4 }, { "of": "false", "rows": 8 }],
             ],
-            "grid": ["p.tokens / {rows}", 1],
-        });
-        let rows = each(row).into_iter().map(|row| {
-            assert_eq!((&row["each"], &row["grid"][1]), (&Value::Null, &1.into()));
-            [&row["kernel"], &row["grid"][0]].map(|it| it.as_str().unwrap().to_owned())
+            "grid": ["p.tokens / {rows}", "{rows}"],
         });
         let expected = [
-            ["*j<true>*", "p.tokens / 4"],
-            ["*j<false>*", "p.tokens / 8"],
-            ["*k<true>*", "p.tokens / 4"],
-            ["*k<false>*", "p.tokens / 8"],
+            ("j", "true", 4),
+            ("j", "false", 8),
+            ("k", "true", 4),
+            ("k", "false", 8),
         ];
-        assert_eq!(rows.collect::<Vec<_>>(), expected);
+        let expected = expected.map(|(name, of, rows)| {
+            let tiles = format!("p.tokens / {rows}");
+            serde_json::json!({ "kernel": format!("*{name}<{of}>*"), "grid": [tiles, rows] })
+        });
+        assert_eq!(each(row), expected);
     }
 
     #[test]
@@ -388,25 +383,12 @@ mod tests {
                 "fill": "nan",
             })
         };
-        let row = |maps: &[Value], unused: &[&str]| {
-            serde_json::json!({
-                "kernel": "*k<true>*", "source": "a.cu", "parameters": ["p: Plan", "maps: Maps"],
-                "structures": ["a.cu"], "unused": unused,
-                "launch": { "when": "always", "grid": ["1", "1", "1"], "block": [1, 1, 1],
-                            "tensor_maps": maps },
-            })
-        };
-        let source = "struct Plan { int64_t cache; int64_t n; };
-            struct Maps { CUtensorMap rows, weights; };";
         let describe = |maps: &[Value], unused: &[&str]| {
-            let mut kernel = kernel();
-            kernel.parameters[1].bytes = 256;
-            let launches = Launches {
-                rows: vec![serde_json::from_value(row(maps, unused)).unwrap()],
-                structures: [("a.cu".into(), source.into())].into(),
-            };
-            let described = launches.describe(&mut kernel, ["a.cu", "sm_90a"], &Layouts::default());
-            described.map_err(|error| error.to_string())
+            let row = serde_json::json!({
+                "parameters": ["p: Plan", "maps: Maps"], "unused": unused,
+                "launch.tensor_maps": maps,
+            });
+            described(row, 256, "sm_90a").map(drop)
         };
         let both = [map("maps.rows"), map("maps.weights")];
         assert_eq!(describe(&both, &[]), Ok(()));
@@ -420,16 +402,12 @@ mod tests {
 
     #[test]
     fn a_structure_of_a_source_has_expressions_of_its_fields() {
-        let row = |fields: Value| {
-            serde_json::json!({
-                "kernel": "*k<true>*", "source": "a.cu", "parameters": ["p: Plan", "n: i32"],
-                "structures": ["a.cu"], "fields": fields,
-                "launch": { "when": "always", "grid": ["n", "1", "1"], "block": [1, 1, 1],
-                            "dependent_launch": true },
-            })
+        let describe = |fields: Value| {
+            let row = serde_json::json!({ "parameters": ["p: Plan", "n: i32"], "fields": fields });
+            described(row, 4, "sm_80")
         };
         let fields = serde_json::json!({ "p.units": "p.rows * p.width" });
-        let kernel = described(row(fields), "sm_80").unwrap();
+        let kernel = describe(fields).unwrap();
         let fields = kernel.parameters[0].fields.iter();
         let fields: Vec<_> = fields
             .map(|f| (&*f.name, f.offset, f.value.as_deref()))
@@ -440,7 +418,7 @@ mod tests {
             !kernel.launch.unwrap().dependent_launch,
             "before 9.0 there is none"
         );
-        let error = described(row(serde_json::json!({ "p.unit": "1" })), "sm_80").unwrap_err();
+        let error = describe(serde_json::json!({ "p.unit": "1" })).unwrap_err();
         assert!(error.contains("fields of void a::k<true>"), "{error}");
     }
 
@@ -466,7 +444,8 @@ mod tests {
                 "given \"288\", accepted at most 256",
             ),
         ] {
-            let error = describe(parameters, block).unwrap_err();
+            let row = serde_json::json!({ "parameters": parameters, "launch.block": block });
+            let error = described(row, 4, "sm_90a").unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
     }
