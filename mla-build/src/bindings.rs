@@ -39,26 +39,24 @@ pub(crate) fn write(
         tag,
         read: Vec::new(),
     };
-    let shared = match &headers.shared {
-        Some(header) => wrap.items(header, None)?,
-        None => Vec::new(),
-    };
+    let mut shared = Vec::new();
     let mut text = String::new();
     let mut declared = Vec::new();
     if let Some(header) = &headers.shared {
+        shared = wrap.items(header, None)?;
         let names = shared.iter().flat_map(|item| linked(item, tag));
         declared.extend(names.map(|name| (name, header.clone())));
         text += &headers.heading(header);
         text.extend(shared.iter().map(String::as_str));
     }
-    for header in &headers.of_families {
-        text += &headers.heading(&header.path);
-        let own = wrap.items(&header.path, headers.shared.as_deref())?;
+    for (family, header) in &headers.of_families {
+        text += &headers.heading(header);
+        let own = wrap.items(header, headers.shared.as_deref())?;
         // bindgen numbers types of unnamed enums anew in each header.
-        let named = format!("_bindgen_ty_{}_", header.family.replace('-', "_"));
+        let named = format!("_bindgen_ty_{}_", family.replace('-', "_"));
         let own: Vec<_> = own.iter().filter(|item| !shared.contains(item)).collect();
         let names = own.iter().flat_map(|item| linked(item, tag));
-        declared.extend(names.map(|name| (name, header.path.clone())));
+        declared.extend(names.map(|name| (name, header.clone())));
         text.extend(own.iter().map(|item| item.replace("_bindgen_ty_", &named)));
     }
     fs::write(output, text).map_err(Error::file("write", output))?;

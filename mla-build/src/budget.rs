@@ -23,7 +23,7 @@
 //! why = "upstream's tile of 128 queries; nothing of ours runs in its inner loop"
 //! ```
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use globset::Glob;
 use serde::Deserialize;
@@ -44,19 +44,37 @@ pub struct Budget {
 }
 
 /// The maximum amounts that a kernel may use. An absent one means no limit.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Limits {
-    registers: Option<u32>,
+type Limits = BTreeMap<Resource, u32>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Resource {
+    Registers,
     /// Bytes stored to and loaded from local memory because registers are short.
-    spill: Option<u32>,
+    Spill,
     /// Bytes per thread.
-    stack: Option<u32>,
+    Stack,
     /// Static shared memory, in bytes per block.
-    shared: Option<u32>,
-    barriers: Option<u32>,
-    /// The number of warnings that ptxas may give.
-    warnings: Option<u32>,
+    Shared,
+    Barriers,
+    /// The number of warnings that ptxas gives.
+    Warnings,
+}
+
+impl Resource {
+    /// Returns its name, and the amount that a kernel uses.
+    fn of(self, kernel: &Kernel) -> (&'static str, u32) {
+        let spill = kernel.spill_stores.saturating_add(kernel.spill_loads);
+        let warnings = u32::try_from(kernel.warnings.len()).unwrap_or(u32::MAX);
+        match self {
+            Self::Registers => ("registers", kernel.registers),
+            Self::Spill => ("spill", spill),
+            Self::Stack => ("stack", kernel.stack),
+            Self::Shared => ("shared", kernel.shared),
+            Self::Barriers => ("barriers", kernel.barriers),
+            Self::Warnings => ("warnings", warnings),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -106,15 +124,23 @@ impl Budget {
         let mut violations = Vec::new();
         for unit in &report.units {
             for kernel in &unit.kernels {
-                let mut limits = self.default;
+                let mut limits = self.default.clone();
                 for (rule, used) in self.kernel.iter().zip(&mut used) {
                     if rule.fits(&unit.source, kernel) {
                         *used = true;
-                        rule.explain(limits, &mut violations);
-                        limits = rule.max.over(limits);
+                        rule.explain(kernel, &limits, &mut violations);
+                        limits.extend(&rule.max);
                     }
                 }
-                limits.check(kernel, &mut violations);
+                let (name, target) = (short(&kernel.name), &kernel.target);
+                for (resource, allowed) in limits {
+                    let (field, used) = resource.of(kernel);
+                    if used > allowed {
+                        violations.push(format!(
+                            "{name} ({target}): {field}: {used}, allowed: at most {allowed}"
+                        ));
+                    }
+                }
             }
         }
         for (rule, used) in self.kernel.iter().zip(used) {
@@ -149,12 +175,13 @@ impl Rule {
     }
 
     /// Adds a violation if the rule allows more than `before` and gives no reason.
-    fn explain(&self, before: Limits, violations: &mut Vec<String>) {
+    fn explain(&self, kernel: &Kernel, before: &Limits, violations: &mut Vec<String>) {
         if self.why.as_ref().is_some_and(|why| !why.trim().is_empty()) {
             return;
         }
-        for ((field, before), (_, max)) in before.fields().into_iter().zip(self.max.fields()) {
-            if before.zip(max).is_some_and(|(before, max)| max > before) {
+        for (resource, max) in &self.max {
+            if before.get(resource).is_some_and(|before| max > before) {
+                let (field, _) = resource.of(kernel);
                 let unexplained = format!(
                     "rule {:?}: {field}: allows more than what holds without it; say so in `why`",
                     self.name
@@ -162,50 +189,6 @@ impl Rule {
                 if !violations.contains(&unexplained) {
                     violations.push(unexplained);
                 }
-            }
-        }
-    }
-}
-
-impl Limits {
-    /// Returns these limits, with absent ones taken from `those`.
-    fn over(self, those: Self) -> Self {
-        Self {
-            registers: self.registers.or(those.registers),
-            spill: self.spill.or(those.spill),
-            stack: self.stack.or(those.stack),
-            shared: self.shared.or(those.shared),
-            barriers: self.barriers.or(those.barriers),
-            warnings: self.warnings.or(those.warnings),
-        }
-    }
-
-    fn fields(&self) -> [(&'static str, Option<u32>); 6] {
-        [
-            ("registers", self.registers),
-            ("spill", self.spill),
-            ("stack", self.stack),
-            ("shared", self.shared),
-            ("barriers", self.barriers),
-            ("warnings", self.warnings),
-        ]
-    }
-
-    fn check(&self, kernel: &Kernel, violations: &mut Vec<String>) {
-        let used = [
-            kernel.registers,
-            kernel.spill_stores.saturating_add(kernel.spill_loads),
-            kernel.stack,
-            kernel.shared,
-            kernel.barriers,
-            u32::try_from(kernel.warnings.len()).unwrap_or(u32::MAX),
-        ];
-        let (name, target) = (short(&kernel.name), &kernel.target);
-        for ((field, allowed), used) in self.fields().into_iter().zip(used) {
-            if let Some(allowed) = allowed.filter(|&allowed| used > allowed) {
-                violations.push(format!(
-                    "{name} ({target}): {field}: {used}, allowed: at most {allowed}"
-                ));
             }
         }
     }

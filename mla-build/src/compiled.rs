@@ -167,23 +167,4 @@ mod tests {
             Some("all:on:sm_90a")
         );
     }
-
-    #[test]
-    fn every_declared_family_has_a_constant_also_if_it_is_off() {
-        let families = Families::new(&[], &["sm80".to_owned()], |_| None).unwrap();
-        assert_eq!(
-            text(&families),
-            "/// Targets that the family `sm80` was compiled for, under nvcc's names.\n\
-             pub const SM80: &[&str] = &[\"sm_80\", \"sm_90\", \"sm_100\", \"sm_120\", \
-             \"compute_80\"];\n\
-             /// Targets that the family `sm90` was compiled for, under nvcc's names.\n\
-             pub const SM90: &[&str] = &[];\n\
-             /// Targets that the family `sm100` was compiled for, under nvcc's names.\n\
-             pub const SM100: &[&str] = &[];\n\
-             /// Targets that sources in no family's folder were compiled for, under nvcc's \
-             names.\n\
-             pub const ALL: &[&str] = &[\"sm_80\", \"sm_90\", \"sm_100\", \"sm_120\", \
-             \"compute_80\"];\n"
-        );
-    }
 }

@@ -12,19 +12,9 @@ pub(crate) struct Headers {
     pub(crate) root: PathBuf,
     /// The header that the families share.
     pub(crate) shared: Option<PathBuf>,
-    /// The headers of the families that are turned on, in the order in which they were named.
-    pub(crate) of_families: Vec<OfFamily>,
-}
-
-/// A family's own header.
-#[derive(Clone, Debug)]
-pub(crate) struct OfFamily {
-    #[cfg_attr(
-        not(feature = "bindings"),
-        expect(dead_code, reason = "bindgen's part alone asks for it")
-    )]
-    pub(crate) family: String,
-    pub(crate) path: PathBuf,
+    /// The families that are turned on, each with its header, in the order in which the headers
+    /// were named.
+    pub(crate) of_families: Vec<(String, PathBuf)>,
 }
 
 impl Headers {
@@ -39,10 +29,7 @@ impl Headers {
         let mut of_families = Vec::new();
         for (family, path) in of_each {
             if families.declared(family)?.enabled {
-                of_families.push(OfFamily {
-                    family: family.clone(),
-                    path: root.join(path),
-                });
+                of_families.push((family.clone(), root.join(path)));
             }
         }
         Ok(Self {
@@ -54,7 +41,7 @@ impl Headers {
 
     /// Returns all of them, beginning with the one that families share.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Path> {
-        let of_families = self.of_families.iter().map(|header| header.path.as_path());
+        let of_families = self.of_families.iter().map(|(_, path)| path.as_path());
         self.shared.as_deref().into_iter().chain(of_families)
     }
 

@@ -256,23 +256,32 @@ mod tests {
         Done { result, peak: 0 }
     }
 
-    /// Returns the maximum number of jobs that ran at once.
-    fn max_at_once(memory: u64, tokens: usize, available: fn() -> Option<u64>) -> usize {
-        let limits = Limits {
+    fn job<T>(work: T) -> Job<T> {
+        Job {
+            work,
+            memory: 0,
+            kin: None,
+            seconds: 1.0,
+        }
+    }
+
+    fn limits(tokens: usize, available: fn() -> Option<u64>) -> Limits {
+        Limits {
             jobserver: jobserver::Client::new(tokens).unwrap(),
             available,
-        };
+        }
+    }
+
+    /// Returns the maximum number of jobs that ran at once.
+    fn max_at_once(memory: u64, tokens: usize, available: fn() -> Option<u64>) -> usize {
+        let limits = limits(tokens, available);
         let (now, max) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let jobs = (0..6)
-            .map(|work| Job {
-                work,
-                memory,
-                kin: None,
-                seconds: 1.0,
-            })
-            .collect();
+        let jobs = (0..6).map(|work| Job {
+            memory,
+            ..job(work)
+        });
         let results = run(
-            jobs,
+            jobs.collect(),
             &limits,
             || false,
             |number: usize| {
@@ -311,22 +320,16 @@ mod tests {
     /// that, the raised estimate for their folder keeps the other jobs apart.
     #[test]
     fn a_low_estimate_is_raised_by_the_first_that_ends() {
-        let limits = Limits {
-            jobserver: jobserver::Client::new(1).unwrap(),
-            available: || Some(12),
-        };
+        let limits = limits(1, || Some(12));
         let together = |kin: fn(usize) -> Option<String>| {
             let (now, seen) = (AtomicUsize::new(0), std::sync::Mutex::new(Vec::new()));
-            let jobs = (0..6)
-                .map(|work| Job {
-                    work,
-                    memory: 2,
-                    kin: kin(work),
-                    seconds: 1.0,
-                })
-                .collect();
+            let jobs = (0..6).map(|work| Job {
+                memory: 2,
+                kin: kin(work),
+                ..job(work)
+            });
             run(
-                jobs,
+                jobs.collect(),
                 &limits,
                 || false,
                 |number: usize| {
@@ -352,36 +355,18 @@ mod tests {
 
     #[test]
     fn the_longest_starts_first() {
-        let limits = Limits {
-            jobserver: jobserver::Client::new(0).unwrap(),
-            available: || None,
-        };
         let jobs = [1.0, 3.0, 2.0].map(|seconds| Job {
-            work: seconds,
-            memory: 0,
-            kin: None,
             seconds,
+            ..job(seconds)
         });
-        assert_eq!(
-            run(jobs.into(), &limits, || false, done).unwrap(),
-            [3.0, 2.0, 1.0]
-        );
+        let ran = run(jobs.into(), &limits(0, || None), || false, done).unwrap();
+        assert_eq!(ran, [3.0, 2.0, 1.0]);
     }
 
     #[test]
     fn tokens_are_given_back() {
-        let limits = Limits {
-            jobserver: jobserver::Client::new(2).unwrap(),
-            available: || None,
-        };
-        let jobs = (0..4)
-            .map(|work| Job {
-                work,
-                memory: 0,
-                kin: None,
-                seconds: 0.0,
-            })
-            .collect();
+        let limits = limits(2, || None);
+        let jobs = (0..4).map(job).collect();
         run(jobs, &limits, || false, |_: i32| done(())).unwrap();
         for _ in 0..2 {
             std::mem::forget(limits.jobserver.acquire().unwrap());

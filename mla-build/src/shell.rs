@@ -73,35 +73,3 @@ pub(crate) fn check_for_cargo(field: &str, path: &Path) -> Result<(), Error> {
         "a path in UTF-8 and on one line, which Cargo can be told of",
     ))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_shell_would_run_is_refused_with_the_character() {
-        let message = Place::Include
-            .check("include", Path::new("/a/$(touch x)/include"))
-            .unwrap_err()
-            .to_string();
-        assert_eq!(
-            message,
-            "include: given \"/a/$(touch x)/include\", accepted a path without '$', which nvcc \
-             hands to a shell"
-        );
-        assert!(!Place::Temporary.takes(Path::new("/a,b")));
-        assert!(!Place::Source.takes(Path::new("a\nb.cu")));
-        for place in [
-            Place::Source,
-            Place::Include,
-            Place::Toolkit,
-            Place::Temporary,
-        ] {
-            place
-                .check("x", Path::new("/my (own) kernels & more"))
-                .unwrap();
-        }
-        check_for_cargo("OUT_DIR", Path::new("/a, \"b\" $c")).unwrap();
-        assert!(check_for_cargo("OUT_DIR", Path::new("/a\nb")).is_err());
-    }
-}

@@ -227,14 +227,4 @@ mod tests {
         ];
         assert_eq!(of(&others), [""; 0]);
     }
-
-    #[test]
-    fn a_relative_path_is_refused_by_name() {
-        for given in ["~/cuda", "cache", "./x"] {
-            let message = check_absolute("MLA_BUILD_CACHE", given.as_ref()).unwrap_err();
-            let start = format!("MLA_BUILD_CACHE: given {given:?}, accepted an absolute path");
-            assert!(message.to_string().starts_with(&start), "{message}");
-        }
-        check_absolute("MLA_BUILD_CACHE", "/x".as_ref()).unwrap();
-    }
 }

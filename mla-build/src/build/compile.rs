@@ -65,15 +65,7 @@ impl Plan {
         for (index, unit) in self.units.iter().enumerate() {
             let first = self.first_key(unit, &hasher)?;
             match self.look_up(first, &hasher) {
-                Ok((entry, files)) => {
-                    done.push(Done::of(
-                        index,
-                        entry,
-                        files,
-                        Outcome::Cached,
-                        String::new(),
-                    ));
-                }
+                Ok(found) => done.push(Done::cached(index, found)),
                 Err(reason) => {
                     let (estimate, kin) = self.expected(unit);
                     jobs.push(Job {
@@ -119,7 +111,14 @@ impl Plan {
     ) -> Result<Vec<Done>, Error> {
         let compile = |(index, first, reason): (usize, Key, String), is_alone: bool| {
             let started = Instant::now();
-            let done = self.compile_unit(index, first, reason, shared);
+            let source = self.library.root.join(&self.units[index].source);
+            let unfinished = Done::unfinished(index, reason.clone(), vec![source]);
+            let done = self.compile_unit(unfinished, first, shared);
+            let done = done.unwrap_or_else(|error| Done {
+                outcome: Outcome::Failed,
+                error: Some(error),
+                ..Done::unfinished(index, reason, Vec::new())
+            });
             let peak = done.entry.as_ref().map_or(0, |entry| entry.meta.peak);
             if done.is_starved && !is_alone {
                 shared.progress.tell(&Event::Noted {
@@ -257,64 +256,41 @@ impl Plan {
         Err(reason.unwrap_or_else(|| "its source, flags and compilers are new together".to_owned()))
     }
 
-    fn compile_unit(&self, index: usize, first: Key, reason: String, shared: &Shared<'_>) -> Done {
+    /// Compiles the unit of a result, and completes the result.
+    fn compile_unit(
+        &self,
+        unfinished: Done,
+        first: Key,
+        shared: &Shared<'_>,
+    ) -> Result<Done, Error> {
         let (hasher, progress) = (shared.hasher, shared.progress);
-        let unit = &self.units[index];
+        let unit = &self.units[unfinished.index];
         let _guard = self.cache.lock(first);
         // Another build may have compiled it while this one waited for the lock.
-        if let Ok((entry, files)) = self.look_up(first, hasher) {
-            return Done::of(index, entry, files, Outcome::Cached, String::new());
+        if let Ok(found) = self.look_up(first, hasher) {
+            return Ok(Done::cached(unfinished.index, found));
         }
-        let stopped = Done {
-            index,
-            outcome: Outcome::Stopped,
-            reason: reason.clone(),
-            entry: None,
-            files: vec![self.library.root.join(&unit.source)],
-            failure: None,
-            error: None,
-            is_starved: false,
-        };
         if shared.is_stopped() {
-            return stopped;
+            return Ok(unfinished);
         }
         progress.tell(&Event::Started {
             unit: unit.to_string(),
-            reason: reason.clone(),
+            reason: unfinished.reason.clone(),
         });
-        let ran = self
-            .run_compiler(unit, shared)
-            .and_then(|(finished, folder, log)| {
-                if finished.status.success() {
-                    return Ok(Ok(self.made(
-                        unit,
-                        finished,
-                        &folder,
-                        shared.work_folder.path(),
-                    )?));
-                }
-                Ok(Err((finished, log)))
+        let (finished, folder, log) = self.run_compiler(unit, shared)?;
+        if !finished.status.success() {
+            if shared.is_stopped() {
+                return Ok(unfinished);
+            }
+            let (failure, is_starved) = self.failure(unit, &finished, log);
+            return Ok(Done {
+                outcome: Outcome::Failed,
+                failure: Some(failure),
+                is_starved,
+                ..unfinished
             });
-        let (entry, files) = match ran {
-            Ok(Ok(made)) => made,
-            Ok(Err(_)) if shared.is_stopped() => return stopped,
-            Ok(Err((finished, log))) => {
-                let (failure, is_starved) = self.failure(unit, &finished, log);
-                return Done {
-                    outcome: Outcome::Failed,
-                    failure: Some(failure),
-                    is_starved,
-                    ..stopped
-                };
-            }
-            Err(error) => {
-                return Done {
-                    outcome: Outcome::Failed,
-                    error: Some(error),
-                    ..stopped
-                };
-            }
-        };
+        }
+        let (entry, files) = self.made(unit, finished, &folder, shared.work_folder.path())?;
         match self.dependencies(unit, &files, shared.trusted, hasher) {
             Ok(set) => self.cache.keep(first, set, &entry),
             Err(path) => progress.tell(&Event::Noted {
@@ -324,7 +300,12 @@ impl Plan {
                 ),
             }),
         }
-        Done::of(index, entry, files, Outcome::Compiled, reason)
+        Ok(Done {
+            outcome: Outcome::Compiled,
+            entry: Some(entry),
+            files,
+            ..unfinished
+        })
     }
 
     /// Runs a unit's compiler in a folder of its own, and keeps its output in a file. If the
@@ -428,22 +409,25 @@ impl Plan {
 }
 
 impl Done {
-    fn of(
-        index: usize,
-        entry: Entry,
-        files: Vec<PathBuf>,
-        outcome: Outcome,
-        reason: String,
-    ) -> Self {
+    /// Makes the result of a unit that is not compiled yet.
+    fn unfinished(index: usize, reason: String, files: Vec<PathBuf>) -> Self {
         Self {
             index,
-            outcome,
+            outcome: Outcome::Stopped,
             reason,
-            entry: Some(entry),
+            entry: None,
             files,
             failure: None,
             error: None,
             is_starved: false,
+        }
+    }
+
+    fn cached(index: usize, (entry, files): (Entry, Vec<PathBuf>)) -> Self {
+        Self {
+            outcome: Outcome::Cached,
+            entry: Some(entry),
+            ..Self::unfinished(index, String::new(), files)
         }
     }
 }

