@@ -10,9 +10,9 @@ use mla_runtime::backend::{
     PrefillBatch, PrefillCall, Query, StepLimits,
 };
 use mla_runtime::spec::{BackendSpec, Feature, FeatureSet, KeyLayout, QueryFormat};
-use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+use mla_runtime::tensor::{Layout, TensorMut};
 
-use crate::world::floats;
+use crate::world::indices;
 
 /// A prefill backend that takes packed keys if `PACKED` is true, and split keys otherwise.
 pub(crate) struct Demanding<const PACKED: bool> {
@@ -32,10 +32,9 @@ impl<const PACKED: bool> Demanding<PACKED> {
                 assert!(PACKED);
                 assert_eq!(keys.shape(), [rows, heads, qk]);
                 // Every head must have the same rotary part.
-                let rope = keys.narrow(2, nope..qk).unwrap();
-                let first = elements(&rope.narrow(1, 0..1).unwrap());
-                for head in 1..heads {
-                    assert_eq!(elements(&rope.narrow(1, head..head + 1).unwrap()), first);
+                for [row, head, column] in indices([rows, heads, qk - nope]) {
+                    let [own, first] = [head, 0].map(|head| keys.at([row, head, nope + column]));
+                    assert_eq!(own, first);
                 }
             }
             Keys::Split { nope: own, .. } => {
@@ -52,25 +51,6 @@ impl<const PACKED: bool> Demanding<PACKED> {
         call.out = Output::Plain(filled_with_nan(out));
         call
     }
-}
-
-/// The elements of a tensor, row by row.
-fn elements(tensor: &TensorRef<'_, Cpu>) -> Vec<f64> {
-    let Layout {
-        dtype,
-        shape,
-        strides,
-    } = *tensor.layout();
-    let mut values = Vec::new();
-    for i in 0..shape[0] {
-        for j in 0..shape[1] {
-            for k in 0..shape[2] {
-                let at = (i * strides[0] + j * strides[1] + k * strides[2]) * dtype.bytes();
-                values.extend(floats(dtype, &tensor.bytes()[at..at + dtype.bytes()]));
-            }
-        }
-    }
-    values
 }
 
 /// Returns `out` with NaN in every element. Elements that are not written can thus be found.

@@ -1,9 +1,9 @@
 //! Puts a NaN among a step's inputs. It must be in the outputs of exactly the tokens that see it.
 
-use mla_runtime::model::{DType, KvFormat};
+use mla_runtime::model::DType;
 
 use crate::world::{Case, Outcome, Owned, World, floats};
-use crate::{MIXED, cpu_layer};
+use crate::{FORMATS, MIXED, cpu_layer};
 
 /// Sets an element to NaN in one of a case's tensors, in the row of `token`.
 fn put_nan(world: &mut World, tensor: &str, token: usize) {
@@ -78,11 +78,7 @@ fn nan_stays_among_who_see_it() {
             ..Case::small(&[(6, 6)])
         });
     }
-    for (dtype, kv_format) in [
-        (DType::F32, KvFormat::F32),
-        (DType::BF16, KvFormat::BF16),
-        (DType::BF16, KvFormat::Fp8),
-    ] {
+    for (dtype, kv_format) in FORMATS {
         for threshold in [0, 4, 100] {
             check_case(&Case {
                 dtype,

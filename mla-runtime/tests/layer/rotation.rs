@@ -5,7 +5,6 @@ use mla_runtime::model::{HeadDims, MlaDims, Rope, RotaryStyle};
 use mla_runtime::tensor::RotaryTables;
 
 use crate::cpu_layer;
-use crate::rows::Own;
 use crate::world::{Case, Outcome, World};
 
 const YARN: Rope = Rope::plain(100.0)
@@ -53,19 +52,12 @@ pub(crate) fn turn(world: &mut World, rope: &Rope) {
 
 /// The results of a call that rotates.
 fn run(world: &World, tables: &RotaryTables<Cpu>) -> Outcome {
-    let ends = world.requests.iter().scan(0, |end, request| {
-        let start = *end;
-        *end += request.q as usize;
-        Some(start)
-    });
-    let starts: Vec<usize> = ends.collect();
-    let own = Own {
-        world,
-        starts: &starts,
-        rows: world.slots.len(),
-    };
-    own.run(&cpu_layer(&world.case), true, Some(tables))
-        .unwrap()
+    let layer = cpu_layer(&world.case);
+    let places: Vec<usize> = (0..world.slots.len()).collect();
+    let (rows, weights) = ((&places[..], places.len()), world.weights().unwrap());
+    let mut workspace = world.prepared(&layer);
+    let run = world.call(&layer, &mut workspace, rows, true, weights, Some(tables));
+    run.unwrap()
 }
 
 #[test]
@@ -80,7 +72,7 @@ fn any_step_is_rotated_as_beforehand() {
             let world = World::new(&Case::small(requests));
             let mut turned = World::new(&Case::small(requests));
             turn(&mut turned, &rope);
-            let tables = RotaryTables::new(&world.device, &rope, 8, 20).unwrap();
+            let tables = RotaryTables::new(&Cpu::new(), &rope, 8, 20).unwrap();
             let rotated = run(&world, &tables);
             assert!(
                 rotated == turned.run(&cpu_layer(&turned.case)),
@@ -99,6 +91,6 @@ fn no_rotary_part() {
         ..Case::small(&[(9, 12), (1, 7)])
     };
     let world = World::new(&case);
-    let tables = RotaryTables::new(&world.device, &YARN, 0, 1).unwrap();
+    let tables = RotaryTables::new(&Cpu::new(), &YARN, 0, 1).unwrap();
     assert!(run(&world, &tables).out == world.run(&cpu_layer(&case)).out);
 }

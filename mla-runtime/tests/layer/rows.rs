@@ -1,30 +1,17 @@
 //! Tests rows in the engine's own order, with padding. The results must have the bits of packed
 //! rows, which the oracle has checked, at the engine's places. Everything else must stay unchanged.
 
-use mla_cpu::Cpu;
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Result;
-use mla_runtime::backend::{SlotLists, StepLimits};
+use mla_runtime::backend::StepLimits;
 use mla_runtime::layer::{LayerCall, StepPlan, StepRequest, Workspace};
-use mla_runtime::model::{DType, KvFormat, Rope};
-use mla_runtime::tensor::{
-    ArrayRef, CacheMut, Layout, LseLayout, LseMut, RotaryTables, TensorMut, TensorRef,
-};
+use mla_runtime::model::Rope;
+use mla_runtime::tensor::{ArrayRef, CacheMut, RotaryTables, TensorMut, TensorRef};
 use proptest::prelude::*;
 
 use crate::rotation::turn;
-use crate::world::{Case, Numbers, Outcome, Owned, World};
-use crate::{CpuLayer, MIXED, cpu_layer, run};
-
-const UNTOUCHED: u8 = 0xff;
-
-/// Moves rows of `bytes` bytes each to their places in a tensor of `rows` rows.
-fn spread(packed: &[u8], bytes: usize, places: &[usize], rows: usize) -> Vec<u8> {
-    let mut spread = vec![UNTOUCHED; rows * bytes];
-    for (from, &place) in packed.chunks(bytes.max(1)).zip(places) {
-        spread[place * bytes..][..bytes].copy_from_slice(from);
-    }
-    spread
-}
+use crate::world::{Case, Numbers, Outcome, UNTOUCHED, World, spread};
+use crate::{CpuLayer, FORMATS, MIXED, cpu_layer, refused, run};
 
 /// The row of each token.
 fn places(world: &World, starts: &[usize]) -> Vec<usize> {
@@ -34,17 +21,23 @@ fn places(world: &World, starts: &[usize]) -> Vec<usize> {
         .collect()
 }
 
-pub(crate) struct Own<'a> {
-    pub(crate) world: &'a World,
-    pub(crate) starts: &'a [usize],
-    pub(crate) rows: usize,
+/// Tensors in the engine's own order: the first row of each request, and the number of rows.
+struct Own<'a> {
+    world: &'a World,
+    starts: &'a [usize],
+    rows: usize,
 }
 
-impl Own<'_> {
-    fn prepare(
-        &self,
-        layer: &CpuLayer,
-    ) -> Result<Workspace<mla_cpu::CpuPrefill, mla_cpu::CpuDecode>> {
+impl<'a> Own<'a> {
+    const fn new(world: &'a World, starts: &'a [usize], rows: usize) -> Self {
+        Self {
+            world,
+            starts,
+            rows,
+        }
+    }
+
+    fn prepare(&self, layer: &CpuLayer) -> Result<Workspace<CpuPrefill, CpuDecode>> {
         let limits = self.world.case.limits().with_call_rows(self.rows);
         let mut workspace = layer.workspace(&limits)?;
         let plan = self.world.plan(&limits)?;
@@ -52,78 +45,17 @@ impl Own<'_> {
         Ok(workspace)
     }
 
-    /// Runs the step on tensors in the engine's order. All other rows are NaN. With tables, the
-    /// tensors are not rotated yet.
-    pub(crate) fn run(
-        &self,
-        layer: &CpuLayer,
-        with_lse: bool,
-        tables: Option<&RotaryTables<Cpu>>,
-    ) -> Result<Outcome> {
-        let world = self.world;
-        let mut workspace = self.prepare(layer)?;
-        let places = places(world, self.starts);
-        let own = |owned: &Owned| {
-            let layout = *owned.view().layout();
-            let [tokens, heads, width] = layout.shape;
-            let bytes = heads * width * layout.dtype.bytes();
-            let packed = &owned.view().bytes()[..tokens * bytes];
-            let spread = spread(packed, bytes, &places, self.rows);
-            let layout = Layout::contiguous(layout.dtype, [self.rows, heads, width]);
-            (spread, layout)
-        };
-        let [
-            (mut query, of_query),
-            (latent, of_latent),
-            (mut rope, of_rope),
-        ] = [&world.query, &world.latent, &world.rope].map(own);
-        let (heads, v) = (world.case.heads as usize, world.case.dims.head.v as usize);
-        let layout = Layout::contiguous(world.case.dtype, [self.rows, heads, v]);
-        let mut out = vec![UNTOUCHED; layout.elements() * layout.dtype.bytes()];
-        let mut lse = vec![UNTOUCHED; 4 * heads * self.rows];
-        let mut cache = world.cache.clone();
-        let weights = world.weights()?;
-        let latent = TensorRef::new(&latent[..], of_latent)?;
-        let lse_layout = LseLayout::heads_first(heads, self.rows);
-        let wanted = match with_lse {
-            true => Some(LseMut::new(&mut lse[..], lse_layout)?),
-            false => None,
-        };
-        let written = CacheMut::new(&mut cache[..], world.cache_layout)?;
-        let to = TensorMut::new(&mut out[..], layout)?;
-        // The lists are in the order of the step.
-        let (lists, width) = (world.lists(), world.list_width());
-        let lists = SlotLists::new(ArrayRef::from_slice(&lists), width);
-        let lists = world.case.sparse.then_some(lists);
-        let sinks = world.sinks.as_deref().map(ArrayRef::from_slice);
-        let gate = world.gate.as_ref().map(Owned::view);
-        match tables {
-            None => {
-                let query = TensorRef::new(&query[..], of_query)?;
-                let rows = [latent, TensorRef::new(&rope[..], of_rope)?];
-                let call = LayerCall::new(weights, query, rows, written, to);
-                let call = call.with_lse(wanted).with_slot_lists(lists);
-                let call = call.with_sinks(sinks).with_gate(gate);
-                layer.forward(&mut workspace, call)?;
-            }
-            Some(tables) => {
-                let query = TensorMut::new(&mut query[..], of_query)?;
-                let rope = TensorMut::new(&mut rope[..], of_rope)?;
-                let rotation = tables.rotation()?;
-                let call =
-                    LayerCall::unrotated(weights, query, latent, rope, rotation, written, to);
-                let call = call.with_lse(wanted).with_slot_lists(lists);
-                let call = call.with_sinks(sinks).with_gate(gate);
-                layer.forward_unrotated(&mut workspace, call)?;
-            }
-        }
-        Ok(Outcome {
-            out,
-            lse,
-            cache,
-            absorbed_tokens: workspace.absorbed_tokens(),
-            chunks: workspace.context().len(),
-        })
+    fn run(&self, layer: &CpuLayer, with_lse: bool, tables: Option<&RotaryTables<Cpu>>) -> Outcome {
+        let mut workspace = self.prepare(layer).unwrap();
+        let (places, weights) = (
+            places(self.world, self.starts),
+            self.world.weights().unwrap(),
+        );
+        let rows = (&places[..], self.rows);
+        let run = self
+            .world
+            .call(layer, &mut workspace, rows, with_lse, weights, tables);
+        run.unwrap()
     }
 
     /// The results of a packed run, moved to the places of this run.
@@ -148,7 +80,7 @@ impl Own<'_> {
 
     fn check(&self, layer: &CpuLayer, packed: &Outcome) {
         for with_lse in [true, false] {
-            let outcome = self.run(layer, with_lse, None).unwrap();
+            let outcome = self.run(layer, with_lse, None);
             assert!(
                 outcome == self.expected(packed, with_lse),
                 "rows {:?} of {} in {:?}",
@@ -176,11 +108,7 @@ fn shuffled(world: &World, seed: u64, gap: usize) -> (Vec<usize>, usize) {
 
 #[test]
 fn padded_equals_packed() {
-    for (dtype, kv_format) in [
-        (DType::F32, KvFormat::F32),
-        (DType::BF16, KvFormat::BF16),
-        (DType::F16, KvFormat::Fp8),
-    ] {
+    for (dtype, kv_format) in FORMATS {
         let case = Case {
             dtype,
             kv_format,
@@ -192,11 +120,7 @@ fn padded_equals_packed() {
         let count = world.requests.len();
         // The engine's order is the reverse of the step's order.
         let starts: Vec<usize> = (0..count).rev().map(|at| at * max_len).collect();
-        let own = Own {
-            world: &world,
-            starts: &starts,
-            rows: count * max_len,
-        };
+        let own = Own::new(&world, &starts, count * max_len);
         let layer = cpu_layer(&case);
         assert!(!own.prepare(&layer).unwrap().rows_in_order());
         own.check(&layer, &packed);
@@ -216,20 +140,12 @@ fn ordered_rows_are_not_copied() {
         let case = Case::small(requests);
         let (world, packed) = run(&case);
         let mut end = before;
-        let starts: Vec<usize> = world
-            .requests
-            .iter()
-            .map(|request| {
-                let start = end;
-                end += request.q as usize;
-                start
-            })
-            .collect();
-        let own = Own {
-            world: &world,
-            starts: &starts,
-            rows: end + behind,
-        };
+        let starts = world.requests.iter().map(|request| {
+            end += request.q as usize;
+            end - request.q as usize
+        });
+        let starts: Vec<usize> = starts.collect();
+        let own = Own::new(&world, &starts, end + behind);
         let layer = cpu_layer(&case);
         let workspace = own.prepare(&layer).unwrap();
         assert!(workspace.rows_in_order());
@@ -258,16 +174,12 @@ fn unrotated_rows() {
         turn(&mut turned, &rope);
         world.set_gate(1);
         turned.set_gate(1);
-        let tables = RotaryTables::new(&world.device, &rope, 8, 20).unwrap();
+        let tables = RotaryTables::new(&Cpu::new(), &rope, 8, 20).unwrap();
         let packed = turned.run(&layer);
         turned.check(&packed).unwrap();
         for (starts, rows) in [shuffled(&world, 5, 3), shuffled(&world, 6, 0)] {
-            let own = Own {
-                world: &world,
-                starts: &starts,
-                rows,
-            };
-            let outcome = own.run(&layer, true, Some(&tables)).unwrap();
+            let own = Own::new(&world, &starts, rows);
+            let outcome = own.run(&layer, true, Some(&tables));
             assert!(
                 outcome == own.expected(&packed, true),
                 "{requests:?} {starts:?}"
@@ -294,12 +206,7 @@ fn sparse_rows() {
         let packed = world.run(&layer);
         world.check(&packed).unwrap();
         for (starts, rows) in [shuffled(&world, 5, 3), shuffled(&world, 6, 0)] {
-            let own = Own {
-                world: &world,
-                starts: &starts,
-                rows,
-            };
-            own.check(&layer, &packed);
+            Own::new(&world, &starts, rows).check(&layer, &packed);
         }
     }
 }
@@ -311,32 +218,43 @@ fn rows_are_packed() {
     // One order needs an index. In the other one the rows are contiguous, after two rows of
     // padding.
     for (starts, rows) in [([9, 0, 3], 12), ([2, 3, 6], 13)] {
-        let own = Own {
-            world: &world,
-            starts: &starts,
-            rows,
-        };
+        let own = Own::new(&world, &starts, rows);
         let workspace = own.prepare(&layer).unwrap();
         let places = places(&world, &starts);
         let from: Vec<f32> = (0..rows * 6).map(|value| value as f32).collect();
         let mut to = vec![0.0f32; 10 * 6];
-        let pack = |from: [usize; 3], to: TensorMut<'_, Cpu>| {
+        let pack = |from: [usize; 3], to: &mut [f32]| {
             let values: Vec<f32> = (0..from.iter().product()).map(|at| at as f32).collect();
+            let to = TensorMut::from_slice(to, [10, 2, 3]).unwrap();
             layer.pack_rows(
                 &workspace,
                 TensorRef::from_slice(&values, from).unwrap(),
                 to,
             )
         };
-        let tensor = TensorMut::from_slice(&mut to, [10, 2, 3]).unwrap();
-        pack([rows, 2, 3], tensor).unwrap();
+        pack([rows, 2, 3], &mut to).unwrap();
         for (row, place) in to.chunks(6).zip(&places) {
             assert_eq!(row, &from[place * 6..][..6]);
         }
-        let tensor = TensorMut::from_slice(&mut to, [10, 2, 3]).unwrap();
-        let refused = pack([rows + 1, 2, 3], tensor).unwrap_err().to_string();
-        assert!(refused.starts_with("from: given f32 ["), "{refused}");
+        let said = refused(pack([rows + 1, 2, 3], &mut to));
+        assert!(said.starts_with("from: given f32 ["), "{said}");
     }
+}
+
+/// A call on packed tensors of four heads.
+fn packed_call<'a>(
+    world: &'a World,
+    cache: &'a mut [u8],
+    out: &'a mut [f32],
+) -> LayerCall<'a, Cpu> {
+    let shape = [world.slots.len(), 4, 16];
+    LayerCall::new(
+        world.weights().unwrap(),
+        world.query.view(),
+        [world.latent.view(), world.rope.view()],
+        CacheMut::new(cache, world.cache_layout).unwrap(),
+        TensorMut::from_slice(out, shape).unwrap(),
+    )
 }
 
 #[test]
@@ -344,29 +262,18 @@ fn own_positions() {
     let case = Case::small(&[(1, 9), (3, 5)]);
     let world = World::new(&case);
     let layer = cpu_layer(&case);
-    let own = Own {
-        world: &world,
-        starts: &[3, 0],
-        rows: 4,
-    };
+    let own = Own::new(&world, &[3, 0], 4);
     let mut workspace = own.prepare(&layer).unwrap();
-    let tables = RotaryTables::new(&world.device, &Rope::plain(1e4), 8, 20).unwrap();
+    let tables = RotaryTables::new(&Cpu::new(), &Rope::plain(1e4), 8, 20).unwrap();
     // There is one position per token, but nothing says in which order.
     let positions = [2i64, 3, 4, 8];
     let rotation = tables.rotation().unwrap();
     let rotation = rotation.with_positions(ArrayRef::from_slice(&positions));
     let mut cache = world.cache.clone();
     let mut out = vec![0.0f32; 4 * 4 * 16];
-    let call = LayerCall::new(
-        world.weights().unwrap(),
-        world.query.view(),
-        [world.latent.view(), world.rope.view()],
-        CacheMut::new(&mut cache[..], world.cache_layout).unwrap(),
-        TensorMut::from_slice(&mut out, [4, 4, 16]).unwrap(),
-    );
-    let refused = layer.forward(&mut workspace, call.with_rotary(rotation));
+    let call = packed_call(&world, &mut cache, &mut out);
     assert_eq!(
-        refused.unwrap_err().to_string(),
+        refused(layer.forward(&mut workspace, call.with_rotary(rotation))),
         "rotary.positions: given of the caller's own, for rows in an order of the engine's own, \
          accepted none: each token then has its position in its request"
     );
@@ -416,28 +323,14 @@ fn planned_rows() {
     assert_eq!((graph.rows(0), graph.rows(1)), (0..1, 1..2));
     assert_eq!((graph.tensor_rows(), graph.rows_in_order()), (4, true));
 
-    let refused = |step: Result<StepPlan>| step.unwrap_err().to_string();
     assert_eq!(
         refused(step.clone().with_padded_rows(9)),
         "max_len: given 9, accepted at least the 10 new tokens of request 2"
     );
     assert_eq!(
-        refused(step.clone().with_row_starts(&[0, 20], 34)),
-        "rows.starts: given 2 entries, accepted one for each of 4 requests, padding included"
-    );
-    assert_eq!(
-        refused(step.clone().with_row_starts(&[0, 19, 30, 40], 64)),
-        "rows.starts: given row 19 of two tokens, accepted rows that differ"
-    );
-    assert_eq!(
         refused(padded.padded_to(6)),
         "rows: given those of a step, accepted none yet: padded_to comes before rows of the \
          engine's own"
-    );
-    let far = [StepRequest::new(1, 5, &[1usize << 31][..])];
-    assert_eq!(
-        refused(plan(&far)),
-        "requests.pages: given 2147483648 at [0][0], accepted a page, at most 2147483647"
     );
 }
 
@@ -459,7 +352,7 @@ proptest! {
         let case = Case { threshold, seed, ..Case::small(&requests) };
         let (world, packed) = run(&case);
         let (starts, rows) = shuffled(&world, seed, gap);
-        Own { world: &world, starts: &starts, rows }.check(&cpu_layer(&case), &packed);
+        Own::new(&world, &starts, rows).check(&cpu_layer(&case), &packed);
     }
 }
 
@@ -468,36 +361,44 @@ fn contradicting_rows_are_refused() {
     let case = Case::small(&[(1, 9), (3, 5), (6, 6)]);
     let world = World::new(&case);
     let layer = cpu_layer(&case);
-    let refused = |starts: &[usize], rows: usize, room: usize| {
+    for (starts, room, message) in [
+        (
+            &[0, 1][..],
+            0,
+            "rows.starts: given 2 entries, accepted one for each of 3 requests, padding included",
+        ),
+        (
+            &[0, 1, 5],
+            0,
+            "rows.starts: given 5 of request 2, which brings 6 tokens, accepted a start with 6 \
+             rows from it on, of 10 in all",
+        ),
+        (
+            &[0, usize::MAX, 4],
+            0,
+            "rows.starts: given 18446744073709551615 of request 1, which brings 3 tokens, accepted \
+             a start with 3 rows from it on, of 10 in all",
+        ),
+        (
+            &[9, 0, 3],
+            9,
+            "limits.call_rows: given 9, accepted at least the 10 rows of the step's tensors, whose \
+             order is not that of the requests",
+        ),
+        (
+            &[3, 1, 4],
+            10,
+            "rows.starts: given row 3 of two tokens, accepted rows that differ",
+        ),
+    ] {
         let limits = case.limits().with_call_rows(room);
         let mut workspace = layer.workspace(&limits).unwrap();
-        let plan = world.plan(&limits).unwrap().with_row_starts(starts, rows);
-        let refused = plan.and_then(|plan| workspace.prepare(&layer, &plan));
-        refused.unwrap_err().to_string()
-    };
-    assert_eq!(
-        refused(&[0, 1], 10, 0),
-        "rows.starts: given 2 entries, accepted one for each of 3 requests, padding included"
-    );
-    assert_eq!(
-        refused(&[0, 1, 5], 10, 0),
-        "rows.starts: given 5 of request 2, which brings 6 tokens, accepted a start with 6 \
-         rows from it on, of 10 in all"
-    );
-    assert_eq!(
-        refused(&[0, usize::MAX, 4], 10, 0),
-        "rows.starts: given 18446744073709551615 of request 1, which brings 3 tokens, accepted a \
-         start with 3 rows from it on, of 10 in all"
-    );
-    assert_eq!(
-        refused(&[9, 0, 3], 10, 9),
-        "limits.call_rows: given 9, accepted at least the 10 rows of the step's tensors, whose \
-         order is not that of the requests"
-    );
-    assert_eq!(
-        refused(&[3, 1, 4], 10, 10),
-        "rows.starts: given row 3 of two tokens, accepted rows that differ"
-    );
+        let plan = world.plan(&limits).unwrap().with_row_starts(starts, 10);
+        assert_eq!(
+            refused(plan.and_then(|plan| workspace.prepare(&layer, &plan))),
+            message
+        );
+    }
 }
 
 #[test]
@@ -506,37 +407,26 @@ fn wrong_row_count_is_refused() {
     let (world, _) = run(&case);
     let layer = cpu_layer(&case);
     let starts = [9, 0, 3];
-    let own = Own {
-        world: &world,
-        starts: &starts,
-        rows: 10,
-    };
+    let own = Own::new(&world, &starts, 10);
     let mut workspace = own.prepare(&layer).unwrap();
     // The packed tensors have this number of rows, but a step of 12 rows has more.
     let wider = Own { rows: 12, ..own };
     let mut wider = wider.prepare(&layer).unwrap();
-    let refused = world.forward(&layer, &mut wider, true).unwrap_err();
     assert_eq!(
-        refused.to_string(),
+        refused(world.forward(&layer, &mut wider, true)),
         "query: given f32 [10, 4, 24] strides [96, 24, 1], accepted f32 [12, 4, 24]"
     );
     // The parts of a layer support only packed rows.
     let mut cache = world.cache.clone();
     let mut out = vec![0.0f32; 10 * 4 * 16];
-    let mut call = LayerCall::new(
-        world.weights().unwrap(),
-        world.query.view(),
-        [world.latent.view(), world.rope.view()],
-        CacheMut::new(&mut cache[..], world.cache_layout).unwrap(),
-        TensorMut::from_slice(&mut out, [10, 4, 16]).unwrap(),
-    );
-    for refused in [
+    let mut call = packed_call(&world, &mut cache, &mut out);
+    for result in [
         layer.write_cache(&mut workspace, &mut call),
         layer.attend_absorbed(&mut workspace, &mut call),
         layer.attend_expanded(&mut workspace, &mut call),
     ] {
         assert_eq!(
-            refused.unwrap_err().to_string(),
+            refused(result),
             "rows: given a step with padding or an order of the engine's own, accepted rows in the \
              order of the requests, without padding: `forward` takes others"
         );
@@ -556,12 +446,10 @@ fn pages_of_any_integer() {
     let sizes: Vec<usize> = world.tables.iter().map(|page| *page as usize).collect();
     let slots: Vec<usize> = world.slots.iter().map(|slot| *slot as usize).collect();
     let slot_words: Vec<u32> = world.slots.iter().map(|slot| *slot as u32).collect();
-    let mut workspace = layer.workspace(&case.limits()).unwrap();
     let limits = case.limits();
-    let (sizes, words) = (
-        world.plan_pages(&limits, &sizes),
-        world.plan_pages(&limits, &words),
-    );
+    let mut workspace = layer.workspace(&limits).unwrap();
+    let sizes = world.plan_pages(&limits, &sizes);
+    let words = world.plan_pages(&limits, &words);
     for plan in [
         sizes.and_then(|plan| plan.with_slots(&slots)),
         words.and_then(|plan| plan.with_slots(&slot_words)),
@@ -571,27 +459,18 @@ fn pages_of_any_integer() {
         assert!(world.forward(&layer, &mut workspace, true).unwrap() == expected);
     }
 
-    let refused = |pages: &[u64], slots: Option<&[u64]>| {
-        let problem = case.config().problem;
-        let request = [StepRequest::new(1, 5, pages)];
-        let plan = StepPlan::in_order(&problem, &limits, 1, 0, &request);
-        let plan = plan.and_then(|plan| match slots {
-            Some(slots) => plan.with_slots(slots),
-            None => Ok(plan),
-        });
-        plan.unwrap_err().to_string()
+    let problem = case.config().problem;
+    let plan = |pages: &[u64]| {
+        StepPlan::in_order(&problem, &limits, 1, 0, &[StepRequest::new(1, 5, pages)])
     };
-    assert_eq!(
-        refused(&[0, 1 << 31], None),
-        "requests.pages: given 2147483648 at [0][1], accepted a page, at most 2147483647"
-    );
-    assert_eq!(
-        refused(&[0, u64::MAX], None),
-        "requests.pages: given 18446744073709551615 at [0][1], accepted a page, at most 2147483647"
-    );
+    for page in [1 << 31, u64::MAX] {
+        let message =
+            format!("requests.pages: given {page} at [0][1], accepted a page, at most 2147483647");
+        assert_eq!(refused(plan(&[0, page])), message);
+    }
     // The slot of token 4 is the first of page 1.
     assert_eq!(
-        refused(&[0, 1], Some(&[u64::MAX])),
+        refused(plan(&[0, 1]).unwrap().with_slots(&[u64::MAX])),
         "slots: given 18446744073709551615 of token 0, accepted 4, where the block table has it, \
          or −1"
     );

@@ -1,7 +1,6 @@
 //! A batch with its cache, weights and queries. It is made from a seed, run through a layer, and
 //! compared with the oracle.
 
-use half::{bf16, f16};
 use mla_cpu::Cpu;
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, PrefillStage, SlotLists, StepLimits};
@@ -12,7 +11,7 @@ use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, QueryScaling};
 use mla_runtime::plan::split;
 use mla_runtime::spec::QueryLen;
 use mla_runtime::tensor::{
-    ArrayRef, CacheLayout, CacheMut, CacheRef, Layout, LseLayout, LseMut, Memory, TensorMut,
+    ArrayRef, CacheLayout, CacheMut, CacheRef, Layout, LseLayout, LseMut, RotaryTables, TensorMut,
     TensorRef,
 };
 
@@ -20,7 +19,8 @@ pub(crate) use crate::case::Case;
 use crate::case::Places;
 use crate::oracle;
 
-type Buffer = <Cpu as Memory>::Buffer;
+/// The byte of memory that nothing has written. In every format a value of such bytes is NaN.
+pub(crate) const UNTOUCHED: u8 = 0xff;
 
 fn is_dense(case: &Case, request: &Request) -> bool {
     !case.sparse || (case.dense_within > 0 && request.kv <= case.dense_within)
@@ -119,65 +119,54 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// A tensor in the device's memory, and its values after rounding.
+/// All indices of a shape, row by row.
+pub(crate) fn indices([a, b, c]: [usize; 3]) -> impl Iterator<Item = [usize; 3]> {
+    (0..a * b * c).map(move |at| [at / (b * c), at / c % b, at % c])
+}
+
+/// Moves rows of `bytes` bytes each to their places in a tensor of `rows` rows.
+pub(crate) fn spread(packed: &[u8], bytes: usize, places: &[usize], rows: usize) -> Vec<u8> {
+    let mut spread = vec![UNTOUCHED; rows * bytes];
+    for (from, &place) in packed.chunks(bytes.max(1)).zip(places) {
+        spread[place * bytes..][..bytes].copy_from_slice(from);
+    }
+    spread
+}
+
+/// A tensor, and its values after rounding.
 pub(crate) struct Owned {
-    buffer: Buffer,
+    bytes: Vec<u8>,
     layout: Layout,
     pub(crate) values: Vec<f64>,
 }
 
 impl Owned {
-    fn random(
-        device: &Cpu,
-        numbers: &mut Numbers,
+    pub(crate) fn new(
         dtype: DType,
         shape: [usize; 3],
-        max: f64,
+        mut value: impl FnMut([usize; 3]) -> f64,
     ) -> Self {
         let layout = Layout::contiguous(dtype, shape);
-        let (mut bytes, mut values) = (Vec::new(), Vec::new());
-        for _ in 0..layout.elements() {
-            let value = numbers.uniform(max) as f32;
-            values.push(round(dtype, value, &mut bytes));
-        }
-        let mut buffer = device.allocate(bytes.len()).unwrap();
-        device.upload(&bytes, Cpu::bytes_mut(&mut buffer)).unwrap();
+        let mut bytes = vec![0; layout.elements() * dtype.bytes()];
+        let mut view = TensorMut::<Cpu>::new(&mut bytes[..], layout).unwrap();
+        indices(shape).for_each(|index| view.set(index, value(index) as f32));
         Self {
-            buffer,
+            values: floats(dtype, &bytes),
+            bytes,
             layout,
-            values,
         }
     }
 
     pub(crate) fn set(&mut self, index: [usize; 3], value: f64) {
         let at = |axis: usize| index[axis] * self.layout.strides[axis];
         self.values[at(0) + at(1) + at(2)] = value;
-        TensorMut::<Cpu>::new(Cpu::bytes_mut(&mut self.buffer), self.layout)
+        TensorMut::<Cpu>::new(&mut self.bytes[..], self.layout)
             .unwrap()
             .set(index, value as f32);
     }
 
     pub(crate) fn view(&self) -> TensorRef<'_, Cpu> {
-        TensorRef::new(Cpu::bytes(&self.buffer), self.layout).unwrap()
-    }
-}
-
-fn round(dtype: DType, value: f32, bytes: &mut Vec<u8>) -> f64 {
-    match dtype {
-        DType::F32 => {
-            bytes.extend(value.to_le_bytes());
-            value.into()
-        }
-        DType::F16 => {
-            let value = f16::from_f32(value);
-            bytes.extend(value.to_le_bytes());
-            value.into()
-        }
-        DType::BF16 => {
-            let value = bf16::from_f32(value);
-            bytes.extend(value.to_le_bytes());
-            value.into()
-        }
+        TensorRef::new(&self.bytes[..], self.layout).unwrap()
     }
 }
 
@@ -203,7 +192,6 @@ pub(crate) struct Outcome {
 
 pub(crate) struct World {
     pub(crate) case: Case,
-    pub(crate) device: Cpu,
     /// The requests in the order of the batch.
     pub(crate) requests: Vec<Request>,
     pub(crate) tables: Vec<i32>,
@@ -229,7 +217,6 @@ impl World {
     /// cache with more pages than needed. Slots that hold no context are NaN, and entries of the
     /// block tables that no token needs are garbage.
     pub(crate) fn new(case: &Case) -> Self {
-        let device = Cpu::new();
         let mut numbers = Numbers::new(case.seed);
         let dims = case.dims;
         let uniform = case.query_len != QueryLen::Ragged;
@@ -266,7 +253,7 @@ impl World {
         );
         let columns = heads * dims.head.kv_b() as usize;
         let dtype = case.dtype;
-        let mut random = |shape, max| Owned::random(&device, &mut numbers, dtype, shape, max);
+        let mut random = |shape, max| Owned::new(dtype, shape, |_| numbers.uniform(max));
         let query = random([tokens, heads, dims.head.qk() as usize], 2.0);
         let new_latent = random([tokens, 1, latent], 1.7);
         let new_rope = random([tokens, 1, rope], 1.7);
@@ -286,27 +273,19 @@ impl World {
             } else {
                 1.0
             });
-        // A row whose bits are all ones is NaN in every format.
-        let bytes = cache_layout.slots() * cache_layout.row_stride;
-        let mut buffer = device.allocate(bytes).unwrap();
-        device
-            .upload(&vec![0xff; bytes], Cpu::bytes_mut(&mut buffer))
-            .unwrap();
+        let mut cache = vec![UNTOUCHED; cache_layout.slots() * cache_layout.row_stride];
         if context > 0 {
-            device
+            Cpu::new()
                 .write_cache(
                     context_latent.view(),
                     context_rope.view(),
                     ArrayRef::from_slice(&context_slots),
-                    CacheMut::new(Cpu::bytes_mut(&mut buffer), cache_layout).unwrap(),
+                    CacheMut::new(&mut cache[..], cache_layout).unwrap(),
                 )
                 .unwrap();
         }
-        let mut cache = vec![0; bytes];
-        device.download(Cpu::bytes(&buffer), &mut cache).unwrap();
         Self {
             case: case.clone(),
-            device,
             requests,
             tables,
             max_pages,
@@ -326,9 +305,8 @@ impl World {
     /// Adds a gate of outputs, with `width` values for each token and head.
     pub(crate) fn set_gate(&mut self, width: usize) {
         let shape = [self.slots.len(), self.case.heads as usize, width];
-        let numbers = &mut Numbers::new(self.case.seed + 100);
-        let gate = Owned::random(&self.device, numbers, self.case.dtype, shape, 3.0);
-        self.gate = Some(gate);
+        let mut numbers = Numbers::new(self.case.seed + 100);
+        self.gate = Some(Owned::new(self.case.dtype, shape, |_| numbers.uniform(3.0)));
     }
 
     pub(crate) fn list_width(&self) -> usize {
@@ -383,23 +361,14 @@ impl World {
         let len = whole.requests[0].q as usize;
         let pick = |owned: &Owned| {
             let [_, heads, width] = owned.layout.shape;
-            let bytes = heads * width * owned.layout.dtype.bytes();
-            let all = Cpu::bytes(&owned.buffer);
-            let rows = (0..count).map(|request| request * len + step as usize);
-            let picked: Vec<u8> = rows
-                .flat_map(|row| &all[row * bytes..(row + 1) * bytes])
-                .copied()
-                .collect();
-            let mut buffer = whole.device.allocate(picked.len()).unwrap();
-            whole
-                .device
-                .upload(&picked, Cpu::bytes_mut(&mut buffer))
-                .unwrap();
-            Owned {
-                buffer,
-                layout: Layout::contiguous(owned.layout.dtype, [count, heads, width]),
-                values: floats(owned.layout.dtype, &picked),
-            }
+            Owned::new(
+                owned.layout.dtype,
+                [count, heads, width],
+                |[request, head, column]| {
+                    let token = request * len + step as usize;
+                    owned.values[(token * heads + head) * width + column]
+                },
+            )
         };
         self.query = pick(&whole.query);
         self.latent = pick(&whole.latent);
@@ -439,17 +408,23 @@ impl World {
         Ok(plan.with_causal(case.causal))
     }
 
-    pub(crate) fn prepare<P, D>(
+    pub(crate) fn prepare<P: PrefillStage<Device = Cpu>, D: DecodeStage<Device = Cpu>>(
         &self,
         layer: &MlaLayer<P, D>,
         workspace: &mut Workspace<P, D>,
-    ) -> Result<()>
-    where
-        P: PrefillStage<Device = Cpu>,
-        D: DecodeStage<Device = Cpu>,
-    {
+    ) -> Result<()> {
         let plan = self.plan(workspace.limits())?.with_slots(&self.slots)?;
         workspace.prepare(layer, &plan)
+    }
+
+    /// A workspace in which the batch is prepared.
+    pub(crate) fn prepared<P: PrefillStage<Device = Cpu>, D: DecodeStage<Device = Cpu>>(
+        &self,
+        layer: &MlaLayer<P, D>,
+    ) -> Workspace<P, D> {
+        let mut workspace = layer.workspace(&self.case.limits()).unwrap();
+        self.prepare(layer, &mut workspace).unwrap();
+        workspace
     }
 
     /// `W_kv_b` in the orientation of the case.
@@ -461,113 +436,99 @@ impl World {
         }
     }
 
-    pub(crate) fn run<P, D>(&self, layer: &MlaLayer<P, D>) -> Outcome
-    where
-        P: PrefillStage<Device = Cpu>,
-        D: DecodeStage<Device = Cpu>,
-    {
-        let mut workspace = layer.workspace(&self.case.limits()).unwrap();
-        self.prepare(layer, &mut workspace).unwrap();
+    pub(crate) fn run<P: PrefillStage<Device = Cpu>, D: DecodeStage<Device = Cpu>>(
+        &self,
+        layer: &MlaLayer<P, D>,
+    ) -> Outcome {
+        let mut workspace = self.prepared(layer);
         self.forward(layer, &mut workspace, true).unwrap()
     }
 
-    /// Runs a prepared step on a copy of the cache.
-    pub(crate) fn forward<P, D>(
+    /// Runs a prepared step on packed tensors, and on a copy of the cache.
+    pub(crate) fn forward<P: PrefillStage<Device = Cpu>, D: DecodeStage<Device = Cpu>>(
         &self,
         layer: &MlaLayer<P, D>,
         workspace: &mut Workspace<P, D>,
         with_lse: bool,
-    ) -> Result<Outcome>
-    where
-        P: PrefillStage<Device = Cpu>,
-        D: DecodeStage<Device = Cpu>,
-    {
-        self.forward_with(layer, workspace, with_lse, self.weights()?)
+    ) -> Result<Outcome> {
+        let places: Vec<usize> = (0..self.slots.len()).collect();
+        let rows = (&places[..], places.len());
+        self.call(layer, workspace, rows, with_lse, self.weights()?, None)
     }
 
-    /// The same run, with these weights.
-    pub(crate) fn forward_with<P, D>(
+    /// Runs a prepared step with the row of each token, among this number of rows. All other rows
+    /// are NaN. With tables, the tensors are not rotated yet.
+    pub(crate) fn call<P: PrefillStage<Device = Cpu>, D: DecodeStage<Device = Cpu>>(
         &self,
         layer: &MlaLayer<P, D>,
         workspace: &mut Workspace<P, D>,
+        (places, rows): (&[usize], usize),
         with_lse: bool,
         weights: Weights<'_, Cpu>,
-    ) -> Result<Outcome>
-    where
-        P: PrefillStage<Device = Cpu>,
-        D: DecodeStage<Device = Cpu>,
-    {
-        let (heads, tokens) = (self.case.heads as usize, self.slots.len());
-        let v = self.case.dims.head.v as usize;
-        let layout = Layout::contiguous(self.case.dtype, [tokens, heads, v]);
-        let filled = |bytes: usize| {
-            let mut buffer = self.device.allocate(bytes).unwrap();
-            let ones = vec![0xff; bytes];
-            self.device
-                .upload(&ones, Cpu::bytes_mut(&mut buffer))
-                .unwrap();
-            buffer
+        tables: Option<&RotaryTables<Cpu>>,
+    ) -> Result<Outcome> {
+        let own = |owned: &Owned| {
+            let Layout { dtype, shape, .. } = owned.layout;
+            let [_, heads, width] = shape;
+            let bytes = spread(&owned.bytes, heads * width * dtype.bytes(), places, rows);
+            (bytes, Layout::contiguous(dtype, [rows, heads, width]))
         };
-        // Elements that are not written stay NaN.
-        let mut out = filled(layout.elements() * self.case.dtype.bytes());
-        let mut lse = filled(heads * tokens * 4);
+        let [
+            (mut query, of_query),
+            (latent, of_latent),
+            (mut rope, of_rope),
+        ] = [&self.query, &self.latent, &self.rope].map(own);
+        let (heads, v) = (self.case.heads as usize, self.case.dims.head.v as usize);
+        let layout = Layout::contiguous(self.case.dtype, [rows, heads, v]);
+        let mut out = vec![UNTOUCHED; layout.elements() * layout.dtype.bytes()];
+        let mut lse = vec![UNTOUCHED; 4 * heads * rows];
         let mut cache = Tensors::new(&self.cache, self.cache_layout, self.case.split_cache);
         let second_cache = Tensors::new(&self.cache, self.cache_layout, self.case.split_cache);
-        let mut lists = self.lists();
+        // The lists are in the order of the step.
+        let (mut lists, width) = (self.lists(), self.list_width());
+        let mut others = vec![-1; lists.len()];
         let second = self.two_caches.then(|| {
-            let mut second = vec![-1; lists.len()];
-            for (own, other) in lists.iter_mut().zip(&mut second).step_by(2) {
+            for (own, other) in lists.iter_mut().zip(&mut others).step_by(2) {
                 // The row of a new token is only in the first cache.
                 if !self.slots.contains(&i64::from(*own)) {
                     std::mem::swap(own, other);
                 }
             }
-            second
+            (second_cache.view(), ArrayRef::from_slice(&others), width)
         });
-        let second = match &second {
-            Some(lists) => Some((
-                second_cache.view(),
-                ArrayRef::from_slice(lists),
-                self.list_width(),
-            )),
-            None => None,
+        let lists = SlotLists::new(ArrayRef::from_slice(&lists), width).with_second(second);
+        let lists = self.case.sparse.then_some(lists);
+        let wanted = match with_lse {
+            true => Some(LseMut::new(
+                &mut lse[..],
+                LseLayout::heads_first(heads, rows),
+            )?),
+            false => None,
         };
-        layer.forward(
-            workspace,
-            LayerCall::new(
-                weights.shorten(),
-                self.query.view(),
-                [self.latent.view(), self.rope.view()],
-                cache.view_mut(),
-                TensorMut::new(Cpu::bytes_mut(&mut out), layout)?,
-            )
-            .with_lse(match with_lse {
-                true => Some(LseMut::new(
-                    Cpu::bytes_mut(&mut lse),
-                    LseLayout::heads_first(heads, tokens),
-                )?),
-                false => None,
-            })
-            .with_slot_lists(match self.case.sparse {
-                true => Some(
-                    SlotLists::new(ArrayRef::from_slice(&lists), self.list_width())
-                        .with_second(second),
-                ),
-                false => None,
-            })
-            .with_sinks(self.sinks.as_deref().map(ArrayRef::from_slice))
-            .with_gate(self.gate.as_ref().map(Owned::view)),
-        )?;
-        let download = |buffer: &Buffer| {
-            let mut bytes = vec![0; Cpu::byte_len(Cpu::bytes(buffer))];
-            self.device
-                .download(Cpu::bytes(buffer), &mut bytes)
-                .unwrap();
-            bytes
-        };
+        let sinks = self.sinks.as_deref().map(ArrayRef::from_slice);
+        let gate = self.gate.as_ref().map(Owned::view);
+        let (weights, to) = (weights.shorten(), TensorMut::new(&mut out[..], layout)?);
+        let latent = TensorRef::new(&latent[..], of_latent)?;
+        match tables {
+            None => {
+                let query = TensorRef::new(&query[..], of_query)?;
+                let rows = [latent, TensorRef::new(&rope[..], of_rope)?];
+                let call = LayerCall::new(weights, query, rows, cache.view_mut(), to);
+                let call = call.with_lse(wanted).with_slot_lists(lists);
+                layer.forward(workspace, call.with_sinks(sinks).with_gate(gate))?;
+            }
+            Some(tables) => {
+                let query = TensorMut::new(&mut query[..], of_query)?;
+                let (rope, angles) = (TensorMut::new(&mut rope[..], of_rope)?, tables.rotation()?);
+                let cache = cache.view_mut();
+                let call = LayerCall::unrotated(weights, query, latent, rope, angles, cache, to);
+                let call = call.with_lse(wanted).with_slot_lists(lists);
+                layer.forward_unrotated(workspace, call.with_sinks(sinks).with_gate(gate))?;
+            }
+        }
         Ok(Outcome {
-            out: download(&out),
-            lse: download(&lse),
+            out,
+            lse,
             cache: cache.rows(self.cache_layout),
             absorbed_tokens: workspace.absorbed_tokens(),
             chunks: workspace.context().len(),
