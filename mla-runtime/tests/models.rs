@@ -9,7 +9,6 @@ use mla_runtime::model::{DType, ModelConfig, PRESETS, Preset, RotaryStyle};
 use mla_runtime::plan::memory::{self, MemoryNeeds};
 use mla_runtime::select::{Registry, SelectionRequest};
 use mla_runtime::spec::{Problem, Target};
-use serde_json::{Value, json};
 
 /// One public model per line. A model that cannot be planned has the name of the property that is
 /// missing, and its description. The others have these columns: the number of layers that attend to
@@ -143,26 +142,6 @@ fn preset_files_and_unconfirmed_fields() {
     }
 }
 
-/// The fields that every model has: heads, L, and (P, R, V).
-fn fields(heads: u32, latent: u32, [nope, rope, v]: [u32; 3], others: Value) -> Value {
-    let mut config = json!({
-        "num_attention_heads": heads, "kv_lora_rank": latent, "qk_nope_head_dim": nope,
-        "qk_rope_head_dim": rope, "v_head_dim": v, "torch_dtype": "bfloat16",
-        "rope_theta": 10000.0, "max_position_embeddings": 131_072,
-    });
-    let own = others.as_object().unwrap().clone();
-    config.as_object_mut().unwrap().extend(own);
-    config
-}
-
-const R1: [u32; 3] = [128, 64, 128];
-
-fn with(mut config: Value, others: Value) -> Value {
-    let others = others.as_object().unwrap().clone();
-    config.as_object_mut().unwrap().extend(others);
-    config
-}
-
 #[test]
 fn public_models_are_planned() {
     let registry = Registry::of::<(CpuPrefill, ()), (CpuDecode, ())>().unwrap();
@@ -198,88 +177,5 @@ fn public_models_are_planned() {
             let [cos, sin] = model.rope.cos_sin(model.dims.head.rope, 3).unwrap();
             assert!(cos.iter().all(|cos| *cos == 1.0) && sin.iter().all(|sin| *sin == 0.0));
         }
-    }
-}
-
-#[test]
-fn unsupported_models_are_named() {
-    const COMPRESSED: &str = "compressed caches and windows beside them";
-    let unsupported = |field: &str, given: &str, missing: &str| {
-        format!(
-            "{field}: given {given}, accepted a model without {missing}, which no backend here has"
-        )
-    };
-    let by_types = json!({
-        "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
-    });
-    for (config, message) in [
-        (
-            json!({"model_type": "other", "compress_ratios": [0, 4, 128]}),
-            unsupported("compress_ratios", "an array", COMPRESSED),
-        ),
-        (
-            fields(64, 1024, [192, 64, 128], by_types),
-            unsupported("layer_types", "\"sliding_attention\"", "a sliding window"),
-        ),
-        (
-            fields(16, 512, R1, json!({"attn_logit_softcapping": 50.0})),
-            unsupported("attn_logit_softcapping", "50.0", "a soft cap of logits"),
-        ),
-    ] {
-        let error = ModelConfig::from_hf_config(&config.to_string()).unwrap_err();
-        assert_eq!(error.to_string(), message);
-    }
-    let unused = json!({"sliding_window": 4096, "use_sliding_window": false});
-    ModelConfig::from_hf_config(&fields(16, 512, R1, unused).to_string()).unwrap();
-}
-
-#[test]
-fn bad_layer_kinds_are_refused() {
-    let types = "a list of strings, of num_hidden_layers = 4";
-    let numbers = "numbers from 1 on, each once, of num_hidden_layers = 4";
-    let full = |layers: Value| json!({"linear_attn_config": {"full_attn_layers": layers}});
-    for (others, message) in [
-        (
-            json!({"layer_types": ["full_attention"]}),
-            format!("layer_types: given an array of 1, accepted {types}"),
-        ),
-        (
-            json!({"layer_types": [1, 2, 3, 4]}),
-            format!("layer_types: given an array of 4, accepted {types}"),
-        ),
-        (
-            json!({"layer_types": "full"}),
-            format!("layer_types: given \"full\", accepted {types}"),
-        ),
-        (
-            full(json!([0, 4])),
-            format!("linear_attn_config.full_attn_layers: given an array of 2, accepted {numbers}"),
-        ),
-        (
-            full(json!([4, 4])),
-            format!("linear_attn_config.full_attn_layers: given an array of 2, accepted {numbers}"),
-        ),
-        (
-            full(json!([5])),
-            format!("linear_attn_config.full_attn_layers: given an array of 1, accepted {numbers}"),
-        ),
-        (
-            json!({"linear_attn_config": {}}),
-            "full_attn_layers: given nothing as linear_attn_config.full_attn_layers, accepted a \
-             list of the layers with full attention"
-                .to_owned(),
-        ),
-        (
-            json!({"layer_group_size": 0}),
-            "layer_group_size: given 0, accepted an integer from 1 to 65536".to_owned(),
-        ),
-        (
-            json!({"mla_use_nope": 1}),
-            "mla_use_nope: given 1, accepted true or false".to_owned(),
-        ),
-    ] {
-        let config = fields(16, 512, R1, with(json!({"num_hidden_layers": 4}), others));
-        let error = ModelConfig::from_hf_config(&config.to_string()).unwrap_err();
-        assert_eq!(error.to_string(), message);
     }
 }
