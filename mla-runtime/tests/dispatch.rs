@@ -55,6 +55,10 @@ type All = backends![CpuDecode, ..Gpus];
 const R1: Problem = Problem::new(MlaDims::R1, 16, DType::BF16);
 const HALF: Problem = Problem::new(MlaDims::R1, 16, DType::F16);
 
+fn request(target: Target) -> SelectionRequest {
+    SelectionRequest::new(target, R1)
+}
+
 const fn sm(major: u8, minor: u8) -> Target {
     Target::dry_run(Capability::new(major, minor))
 }
@@ -98,17 +102,14 @@ impl LayerVisitor<Gpu> for Names {
 #[test]
 fn a_selection_becomes_types_again() {
     let registry = Registry::of::<backends![Prefill], Gpus>().unwrap();
-    for (target, dtype, want) in [
-        (sm(9, 0), DType::BF16, "dispatch::Hopper"),
-        (sm(9, 0), DType::F16, "dispatch::Every"),
-        (sm(10, 0), DType::BF16, "dispatch::Every"),
-        (sm(12, 0), DType::BF16, "dispatch::Every"),
+    for (target, problem, want) in [
+        (sm(9, 0), R1, "dispatch::Hopper"),
+        (sm(9, 0), HALF, "dispatch::Every"),
+        (sm(10, 0), R1, "dispatch::Every"),
+        (sm(12, 0), R1, "dispatch::Every"),
     ] {
         let selection = registry
-            .select(&SelectionRequest::new(
-                target,
-                Problem::new(MlaDims::R1, 16, dtype),
-            ))
+            .select(&SelectionRequest::new(target, problem))
             .unwrap();
         let names = with_backends::<backends![Prefill], Gpus, Gpu, _>(&selection, Names);
         assert_eq!(names.unwrap(), ["dispatch::Prefill", want]);
@@ -120,8 +121,8 @@ fn missing_arm_lists_the_arms() {
     let mut registry = Registry::of::<backends![Prefill], Gpus>().unwrap();
     // Another backend with the name of a listed one is not accepted as the listed one.
     registry.replace(Every::ENTRY.named("HOPPER")).unwrap();
-    let request = SelectionRequest::new(sm(9, 0), Problem::new(MlaDims::R1, 16, DType::BF16));
-    let selection = registry.select(&request.with_decode("HOPPER")).unwrap();
+    let request = request(sm(9, 0)).with_decode("HOPPER");
+    let selection = registry.select(&request).unwrap();
     let error = with_backends::<backends![Prefill], Gpus, Gpu, _>(&selection, Names).unwrap_err();
     assert!(matches!(error, SelectionError::NoArm { .. }), "{error:?}");
     assert_eq!(
@@ -133,10 +134,10 @@ fn missing_arm_lists_the_arms() {
 
 #[test]
 fn compiler_and_selection_agree() {
-    let request = SelectionRequest::new(sm(9, 0), Problem::new(MlaDims::R1, 16, DType::F32));
+    let problem = Problem::new(MlaDims::R1, 16, DType::F32);
+    let request = SelectionRequest::new(sm(9, 0), problem);
     let registry = Registry::of::<backends![CpuPrefill], All>().unwrap();
     let explanation = registry.explain(&request).unwrap();
-    let problem = Problem::new(MlaDims::R1, 16, DType::F32);
     let list = <All as mla_runtime::dispatch::DecodeList>::LISTED;
     let said = std::panic::catch_unwind(|| choose(Phase::Decode, list, sm(9, 0), &problem))
         .expect_err("nothing fits");
@@ -157,54 +158,28 @@ fn compiler_and_selection_agree() {
 #[test]
 fn uncompiled_or_unrun_is_a_reason() {
     let registry = Registry::of::<backends![Prefill], Gpus>().unwrap();
-    let request = |target, decode: Option<&str>| {
-        let request = SelectionRequest::new(target, Problem::new(MlaDims::R1, 16, DType::BF16));
-        match decode {
-            Some(name) => request.with_decode(name),
-            None => request,
-        }
-    };
-    let why = |target, name: &str| {
-        let explanation = registry.explain(&request(target, None)).unwrap();
+    let why = |target| {
+        let explanation = registry.explain(&request(target)).unwrap();
         let mut candidates = explanation.candidates(Phase::Decode).iter();
-        let candidate = candidates.find(|candidate| candidate.spec.name == name);
-        candidate.map(|candidate| {
-            candidate
-                .reasons
-                .iter()
-                .map(|it| it.to_string())
-                .collect::<Vec<_>>()
-        })
+        let partly = candidates.find(|candidate| candidate.spec.name == "PARTLY");
+        partly.unwrap().reasons.to_string()
     };
+    let refusal = "compiled for: sm_120a; build with `--features sm100`";
+    assert_eq!(why(sm(10, 0)), refusal);
     assert_eq!(
-        why(sm(10, 0), "PARTLY").unwrap(),
-        ["compiled for: sm_120a; build with `--features sm100`"]
-    );
-    assert_eq!(
-        why(sm(12, 0), "PARTLY").unwrap(),
-        ["its code for this GPU has run on none yet; ask for it by name, and compare its results"]
+        why(sm(12, 0)),
+        "its code for this GPU has run on none yet; ask for it by name, and compare its results"
     );
     // If it is asked for by name, it runs only on the GPUs for which it is compiled.
-    let selected = registry
-        .select(&request(sm(12, 0), Some("PARTLY")))
-        .unwrap();
-    assert_eq!(selected.decode, Partly::SPEC);
-    let error = registry
-        .select(&request(sm(10, 0), Some("PARTLY")))
-        .unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "decode: PARTLY was asked for, but does not fit on sm 10.0: compiled for: sm_120a; build \
-         with `--features sm100`"
-    );
-    let error = registry
-        .select(&request(sm(10, 0), Some("BLACKWELL")))
-        .unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "decode: BLACKWELL was asked for, but does not fit on sm 10.0: feature `sm1000` of \
-         mla-runtime is off; build with `--features sm1000`"
-    );
+    let asked = |target, name| registry.select(&request(target).with_decode(name));
+    assert_eq!(asked(sm(12, 0), "PARTLY").unwrap().decode, Partly::SPEC);
+    let off = "feature `sm1000` of mla-runtime is off; build with `--features sm1000`";
+    for (name, refusal) in [("PARTLY", refusal), ("BLACKWELL", off)] {
+        assert_eq!(
+            asked(sm(10, 0), name).unwrap_err().to_string(),
+            format!("decode: {name} was asked for, but does not fit on sm 10.0: {refusal}")
+        );
+    }
 }
 
 fn any_spec(index: usize) -> impl Strategy<Value = BackendSpec> {

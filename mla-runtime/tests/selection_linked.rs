@@ -41,18 +41,10 @@ fn unsaid_targets_need_a_name() {
     let explanation = registry.explain(&request(GPU.target())).unwrap();
     let mut candidates = explanation.candidates(Phase::Decode).iter();
     let unsaid = candidates.find(|it| it.spec.name == Unsaid::SPEC.name);
-    let reasons: Vec<_> = unsaid
-        .unwrap()
-        .reasons
-        .iter()
-        .map(|it| it.to_string())
-        .collect();
     assert_eq!(
-        reasons,
-        [
-            "nothing says what its kernels are compiled for; say it by the key `compiled`, or ask \
-             for the backend by name"
-        ]
+        unsaid.unwrap().reasons.to_string(),
+        "nothing says what its kernels are compiled for; say it by the key `compiled`, or ask for \
+         the backend by name"
     );
 }
 
@@ -67,37 +59,15 @@ fn linked_backends_are_selected() {
     let selection = registry.select(&request(GPU.target())).unwrap();
     assert_eq!(selection.prefill, FlashAttn::SPEC);
     assert_eq!(selection.decode, Foreign::SPEC);
-    let sm = |text: &str| Target::dry_run(text.parse().unwrap());
     // On 8.0 FLASH_ATTN is only a known name.
-    let error = registry.select(&request(sm("8.0"))).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            SelectionError::NoneFits {
-                phase: Phase::Prefill,
-                ..
-            }
-        ),
-        "{error}"
-    );
-    let message = error.to_string();
-    assert!(
-        message.starts_with("prefill: no backend fits on sm 8.0\n"),
-        "{message}"
-    );
-    assert!(
-        message.contains("\n  FLASH_ATTN: not built here: in its place mla-kernels has WGMMA_ATTN"),
-        "{message}"
-    );
-    // This capability is below the floor.
-    let asked = request(sm("7.5")).with_prefill("FOREIGN");
-    let error = registry.select(&asked).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .starts_with("prefill: given \"FOREIGN\", accepted "),
-        "{error}"
-    );
+    let ampere = Target::dry_run("8.0".parse().unwrap());
+    let message = registry.select(&request(ampere)).unwrap_err().to_string();
+    for part in [
+        "prefill: no backend fits on sm 8.0\n",
+        "\n  FLASH_ATTN: not built here: in its place mla-kernels has WGMMA_ATTN",
+    ] {
+        assert!(message.contains(part), "{message}");
+    }
 }
 
 #[test]
@@ -111,41 +81,25 @@ fn selection_makes_a_backend() {
         Err(SelectionError::Runtime(Error::Argument { field, .. })) => field,
         other => panic!("{other:?}"),
     };
-    let name = selection.prefill.name;
-    let made = registry.instantiate_prefill(name, &GPU, &config);
+    let made = registry.instantiate_prefill(selection.prefill.name, &GPU, &config);
     assert_eq!(refused(made.map(drop)), "backend");
-    let name = selection.decode.name;
-    let made = registry.instantiate_decode(name, &GPU, &config);
-    assert_eq!(refused(made.map(drop)), "backend");
+    let decode =
+        |name, config: &LayerConfig| registry.instantiate_decode(name, &GPU, config).map(drop);
+    assert_eq!(refused(decode(selection.decode.name, &config)), "backend");
 
     // The backend was not selected for this configuration.
     let mut other: LayerConfig = config;
     other.problem.dtype = DType::F32;
-    let error = registry
-        .instantiate_decode("FOREIGN", &GPU, &other)
-        .map(drop);
     assert_eq!(
-        error.unwrap_err().to_string(),
+        decode("FOREIGN", &other).unwrap_err().to_string(),
         "decode: FOREIGN was asked for, but does not fit on sm 9.0: dtype: given f32, accepted \
          bf16; kv_format: given bf16, accepted f32 (the dtype's own), or a quantised format"
     );
     // A backend with only a known name cannot be made, and an unknown name is not found.
-    let error = registry
-        .instantiate_decode("FLASHMLA", &GPU, &config)
-        .map(drop);
-    assert!(
-        matches!(error, Err(SelectionError::Refused { .. })),
-        "{error:?}"
-    );
-    let error = registry
-        .instantiate_decode("FOREIGM", &GPU, &config)
-        .map(drop);
-    assert!(
-        error
-            .unwrap_err()
-            .to_string()
-            .ends_with("did you mean FOREIGN?")
-    );
+    let error = decode("FLASHMLA", &config).unwrap_err();
+    assert!(matches!(error, SelectionError::Refused { .. }), "{error}");
+    let error = decode("FOREIGM", &config).unwrap_err().to_string();
+    assert!(error.ends_with("did you mean FOREIGN?"), "{error}");
 }
 
 #[test]
@@ -202,16 +156,17 @@ fn foreign_device_is_refused() {
     );
     // The device is of the same kind but of another type.
     let other = common::Bytes::<true>;
-    let error = registry.instantiate_decode("CPU", &other, &config);
-    let error = error.map(drop).unwrap_err();
+    let error = registry
+        .instantiate_decode("CPU", &other, &config)
+        .map(drop)
+        .unwrap_err();
     assert!(
         matches!(error, SelectionError::OtherDevice { .. }),
         "{error}"
     );
+    let error = error.to_string();
     assert!(
-        error
-            .to_string()
-            .contains(type_name::<common::Bytes<true>>()),
+        error.contains(type_name::<common::Bytes<true>>()),
         "{error}"
     );
 }

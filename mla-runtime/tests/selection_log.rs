@@ -1,6 +1,6 @@
 //! Checks the log of a selection: one line when a program starts, and on request every candidate.
 
-use std::fmt::{Debug, Write as _};
+use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 
 use mla_cpu::{CpuDecode, CpuPrefill};
@@ -8,7 +8,7 @@ use mla_runtime::backend::{DecodeBackend, PrefillBackend};
 use mla_runtime::model::{DType, MlaDims};
 use mla_runtime::select::{Registry, SelectionRequest};
 use mla_runtime::spec::{Problem, Target};
-use tracing::field::{Field, Visit};
+use tracing::field::Field;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
@@ -31,24 +31,18 @@ impl Subscriber for Log {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut message = Message(String::new());
-        event.record(&mut message);
+        let mut message = String::new();
+        event.record(&mut |field: &Field, value: &dyn Debug| {
+            assert_eq!(field.name(), "message");
+            message = format!("{value:?}");
+        });
         let level = *event.metadata().level();
-        self.0.lock().unwrap().push((level, message.0));
+        self.0.lock().unwrap().push((level, message));
     }
 
     fn enter(&self, _: &Id) {}
 
     fn exit(&self, _: &Id) {}
-}
-
-struct Message(String);
-
-impl Visit for Message {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        assert_eq!(field.name(), "message");
-        write!(self.0, "{value:?}").unwrap();
-    }
 }
 
 #[test]
