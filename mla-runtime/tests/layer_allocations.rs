@@ -85,74 +85,38 @@ nothing! {
 
 const HEADS: usize = 16;
 
-/// The buffers of a call. Any of them may belong to another handle.
+/// The buffers of a call, under the names that errors use. Any of them may belong to another
+/// handle.
 struct Buffers {
     tokens: usize,
     pages: usize,
-    weights: Buffer,
-    query: Buffer,
-    latent: Buffer,
-    rope: Buffer,
-    cache: Buffer,
-    out: Buffer,
-    lse: Buffer,
-    sinks: Buffer,
-    gate: Buffer,
-    cos: Buffer,
-    sin: Buffer,
-    positions: Buffer,
-    slots: Buffer,
-    counts: Buffer,
-    second_cache: Buffer,
-    second_slots: Buffer,
+    all: [(&'static str, Buffer); 16],
 }
 
 impl Buffers {
     fn new(tokens: usize, pages: usize) -> Self {
-        let bytes = |bytes: usize| Bytes::<true>.allocate(bytes).unwrap();
-        Self {
-            tokens,
-            pages,
+        let cache = 2 * pages * 64 * 576;
+        let bytes = [
             // Large enough for weights with gaps, too.
-            weights: bytes(2 * 2 * 512 * HEADS * 256),
-            query: bytes(2 * tokens * HEADS * 192),
-            latent: bytes(2 * tokens * 512),
-            rope: bytes(2 * tokens * 64),
-            cache: bytes(2 * pages * 64 * 576),
-            out: bytes(2 * tokens * HEADS * 128),
-            lse: bytes(4 * tokens * HEADS),
-            sinks: bytes(4 * HEADS),
-            gate: bytes(2 * tokens * HEADS),
-            cos: bytes(4 * 32),
-            sin: bytes(4 * 32),
-            positions: bytes(8),
-            slots: bytes(4),
-            counts: bytes(4),
-            second_cache: bytes(2 * pages * 64 * 576),
-            second_slots: bytes(4),
-        }
-    }
-
-    /// The buffers under the names that errors use.
-    fn fields(&mut self) -> [(&'static str, &mut Buffer); 16] {
-        [
-            ("W_kv_b", &mut self.weights),
-            ("query", &mut self.query),
-            ("latent", &mut self.latent),
-            ("rope", &mut self.rope),
-            ("cache", &mut self.cache),
-            ("out", &mut self.out),
-            ("lse", &mut self.lse),
-            ("sinks", &mut self.sinks),
-            ("gate", &mut self.gate),
-            ("rotary.cos", &mut self.cos),
-            ("rotary.sin", &mut self.sin),
-            ("rotary.positions", &mut self.positions),
-            ("slot_lists.slots", &mut self.slots),
-            ("slot_lists.counts", &mut self.counts),
-            ("slot_lists.second.cache", &mut self.second_cache),
-            ("slot_lists.second.slots", &mut self.second_slots),
-        ]
+            ("W_kv_b", 2 * 2 * 512 * HEADS * 256),
+            ("query", 2 * tokens * HEADS * 192),
+            ("latent", 2 * tokens * 512),
+            ("rope", 2 * tokens * 64),
+            ("cache", cache),
+            ("out", 2 * tokens * HEADS * 128),
+            ("lse", 4 * tokens * HEADS),
+            ("sinks", 4 * HEADS),
+            ("gate", 2 * tokens * HEADS),
+            ("rotary.cos", 4 * 32),
+            ("rotary.sin", 4 * 32),
+            ("rotary.positions", 8),
+            ("slot_lists.slots", 4),
+            ("slot_lists.counts", 4),
+            ("slot_lists.second.cache", cache),
+            ("slot_lists.second.slots", 4),
+        ];
+        let all = bytes.map(|(name, bytes)| (name, Bytes::<true>.allocate(bytes).unwrap()));
+        Self { tokens, pages, all }
     }
 
     /// The layouts of queries and weights without gaps.
@@ -172,40 +136,58 @@ impl Buffers {
         fn view(buffer: &Buffer, layout: Layout) -> TensorRef<'_, Inert> {
             TensorRef::new(Inert::bytes(buffer), layout).unwrap()
         }
+        let [
+            kv_b,
+            of_query,
+            latent,
+            rope,
+            cache,
+            out,
+            lse,
+            sinks,
+            gate,
+            cos,
+            sin,
+            positions,
+            slots,
+            counts,
+            second_cache,
+            second_slots,
+        ] = self.all.each_mut().map(|(_, buffer)| buffer);
         let tokens = self.tokens;
         let rows = |shape| Layout::contiguous(DType::BF16, shape);
         let layout = CacheLayout::contiguous(MlaDims::R1, config.problem.kv_format, self.pages, 64);
         let call = LayerCall::new(
-            Weights::from_transposed(view(&self.weights, weights), config).unwrap(),
-            view(&self.query, query),
+            Weights::from_transposed(view(kv_b, weights), config).unwrap(),
+            view(of_query, query),
             [
-                view(&self.latent, rows([tokens, 1, 512])),
-                view(&self.rope, rows([tokens, 1, 64])),
+                view(latent, rows([tokens, 1, 512])),
+                view(rope, rows([tokens, 1, 64])),
             ],
-            CacheMut::new(Inert::bytes_mut(&mut self.cache), layout).unwrap(),
-            TensorMut::new(Inert::bytes_mut(&mut self.out), rows([tokens, HEADS, 128])).unwrap(),
+            CacheMut::new(Inert::bytes_mut(cache), layout).unwrap(),
+            TensorMut::new(Inert::bytes_mut(out), rows([tokens, HEADS, 128])).unwrap(),
         );
         let lse_layout = LseLayout::heads_first(HEADS, tokens);
-        let call = call.with_lse(LseMut::new(Inert::bytes_mut(&mut self.lse), lse_layout).unwrap());
+        let call = call.with_lse(LseMut::new(Inert::bytes_mut(lse), lse_layout).unwrap());
         let Some(lists) = lists else {
             return call;
         };
         let table = Layout::contiguous(DType::F32, [1, 1, 32]);
-        let [cos, sin] = [&self.cos, &self.sin].map(|buffer| view(buffer, table));
-        let positions = ArrayRef::new(Inert::bytes(&self.positions), 1).unwrap();
+        let [cos, sin] = [&*cos, &*sin].map(|buffer| view(buffer, table));
+        let positions = ArrayRef::new(Inert::bytes(positions), 1).unwrap();
         let list = |buffer| ArrayRef::new(Inert::bytes(buffer), 1).unwrap();
-        let second = CacheRef::new(Inert::bytes(&self.second_cache), layout).unwrap();
-        let second = (second, list(&self.second_slots), 1);
-        let slots = SlotLists::new(list(&self.slots), 1)
-            .with_counts(Some(list(&self.counts)))
+        let second = CacheRef::new(Inert::bytes(second_cache), layout).unwrap();
+        let second = (second, list(second_slots), 1);
+        let of_slots = SlotLists::new(list(slots), 1)
+            .with_counts(Some(list(counts)))
             .with_second(Some(second));
-        let gate = view(&self.gate, rows([tokens, HEADS, 1]));
-        call.with_sinks((!lists).then(|| ArrayRef::new(Inert::bytes(&self.sinks), HEADS).unwrap()))
-            .with_gate((!lists).then_some(gate))
+        let of_gate = view(gate, rows([tokens, HEADS, 1]));
+        call.with_sinks((!lists).then(|| ArrayRef::new(Inert::bytes(sinks), HEADS).unwrap()))
+            .with_gate((!lists).then_some(of_gate))
             .with_rotary((!lists).then(|| {
                 Rotary::new(None, [cos, sin], RotaryStyle::Interleaved).with_positions(positions)
             }))
-            .with_slot_lists(lists.then_some(slots))
+            .with_slot_lists(lists.then_some(of_slots))
     }
 }
 
@@ -349,18 +331,18 @@ fn foreign_memory_is_refused() {
 
     let mut decode = Buffers::new(1, 1);
     let layouts = decode.layouts();
-    for at in 0..decode.fields().len() {
-        let (field, buffer) = &mut decode.fields()[at];
+    for at in 0..decode.all.len() {
+        let (field, buffer) = &mut decode.all[at];
         let field = *field;
         set_handle(1);
-        let bytes = buffer.as_bytes().len();
-        let own = std::mem::replace(*buffer, device.allocate(bytes).unwrap());
+        let foreign = device.allocate(buffer.as_bytes().len()).unwrap();
+        let own = std::mem::replace(buffer, foreign);
         set_handle(0);
         let lists = field.starts_with("slot_lists");
         let call = decode.call(&config, layouts, Some(lists));
         assert_eq!(message(layer.forward(&mut workspace, call)), refused(field));
         assert_eq!(operations(), 0, "{field}");
-        *decode.fields()[at].1 = own;
+        decode.all[at].1 = own;
     }
     let call = decode.call(&config, layouts, Some(false));
     assert_eq!(

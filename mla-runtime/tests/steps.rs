@@ -68,10 +68,10 @@ impl Case {
                 }
                 _ => 0,
             };
-            let mut pages = match shared {
-                0 => Vec::new(),
-                _ => all[index - 1][..shared].to_vec(),
-            };
+            let before = index.saturating_sub(1);
+            let mut pages = all
+                .get(before)
+                .map_or(Vec::new(), |pages| pages[..shared].to_vec());
             for _ in shared..count {
                 // The pages are not in ascending order.
                 pages.push(next ^ 5);
@@ -127,41 +127,28 @@ impl Case {
     }
 }
 
-fn cases() -> impl Strategy<Value = Case> {
-    let lens = proptest::collection::vec((0u32..12, 0u32..40), 0..7);
-    let lens = lens.prop_flat_map(|lens| {
-        let shares = proptest::collection::vec(any::<bool>(), lens.len());
-        (Just(lens), shares)
-    });
-    let query_len = prop_oneof![
-        Just(QueryLen::Single),
-        Just(QueryLen::Uniform),
-        Just(QueryLen::Ragged)
-    ];
-    (
-        prop_oneof![Just(1u32), Just(3), Just(16)],
-        query_len,
-        1usize..6,
-        0u32..8,
-        1usize..9,
-        lens,
-        0usize..3,
-    )
-        .prop_map(
-            |(page_size, query_len, decode_query_len, threshold, context_rows, lens, padding)| {
-                let (lens, shares) = lens;
-                Case {
-                    page_size,
-                    query_len,
-                    decode_query_len,
-                    threshold,
-                    context_rows,
-                    lens,
-                    shares,
-                    padding,
-                }
-            },
-        )
+prop_compose! {
+    fn cases()(
+        page_size in prop_oneof![Just(1u32), Just(3), Just(16)],
+        query_len in prop::sample::select(QueryLen::ALL),
+        decode_query_len in 1usize..6,
+        threshold in 0u32..8,
+        context_rows in 1usize..9,
+        requests in proptest::collection::vec(((0u32..12, 0u32..40), any::<bool>()), 0..7),
+        padding in 0usize..3,
+    ) -> Case {
+        let (lens, shares) = requests.into_iter().unzip();
+        Case {
+            page_size,
+            query_len,
+            decode_query_len,
+            threshold,
+            context_rows,
+            lens,
+            shares,
+            padding,
+        }
+    }
 }
 
 /// Plans the step, with padding if that is possible.
