@@ -48,6 +48,7 @@ pub struct Layer {
 }
 
 /// The weights of a layer's indexer, as a checkpoint holds them.
+#[derive(Clone)]
 pub struct IndexWeights {
     /// The weight of `indexer.wq_b.weight`, `[heads · D, Q]`.
     pub query: Tensor,

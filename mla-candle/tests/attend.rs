@@ -33,28 +33,50 @@ fn random(shape: &[usize]) -> Result<Tensor> {
     Tensor::randn(0f32, 1.0, shape, &Device::Cpu)
 }
 
-fn cache() -> Result<Tensor> {
-    Tensor::zeros((PAGES, PAGE, LATENT + ROPE), DType::F32, &Device::Cpu)
+fn zeros(shape: &[usize]) -> Result<Tensor> {
+    Tensor::zeros(shape, DType::F32, &Device::Cpu)
 }
 
-/// Makes a layer, its workspace, and a step with a prompt of 20 tokens and a decode of a fourth
-/// token. The decode is row 0.
-fn prepared() -> Result<(Layer, Workspace)> {
-    let attention = Attention::new(&Device::Cpu, &problem(), SCALE)?;
+fn cache() -> Result<Tensor> {
+    zeros(&[PAGES, PAGE, LATENT + ROPE])
+}
+
+fn kv_b() -> Result<Tensor> {
+    random(&[HEADS * (NOPE + V), LATENT])
+}
+
+/// Makes a layer of these weights, and a workspace in which these requests are prepared.
+fn prepared_for(
+    problem: &Problem,
+    kv_b: Tensor,
+    requests: &[StepRequest<'_>],
+) -> Result<(Layer, Workspace)> {
+    let attention = Attention::new(&Device::Cpu, problem, SCALE)?;
     let mut step = attention.workspace(&limits())?;
+    let planned = step.plan(requests)?;
+    step.prepare(&attention, &planned)?;
+    Ok((Layer::new(attention, kv_b), step))
+}
+
+/// Makes a layer, and a step with a decode of a fourth token, which is row 0, and a prompt of 20
+/// tokens.
+fn prepared() -> Result<(Layer, Workspace)> {
     let requests = [
         StepRequest::new(20, 20, &[5, 2]),
         StepRequest::new(1, 4, &[0]),
     ];
+    let (layer, step) = prepared_for(&problem(), kv_b()?, &requests)?;
     let planned = step.plan(&requests)?;
     assert_eq!((planned.rows(1), planned.rows(0)), (0..1, 1..21));
-    step.prepare(&attention, &planned)?;
-    let kv_b = random(&[HEADS * (NOPE + V), LATENT])?;
-    Ok((Layer::new(attention, kv_b), step))
+    Ok((layer, step))
+}
+
+fn largest(tensor: &Tensor) -> Result<f32> {
+    tensor.abs()?.max_all()?.to_scalar()
 }
 
 fn difference(a: &Tensor, b: &Tensor) -> Result<f32> {
-    (a - b)?.abs()?.max_all()?.to_scalar()
+    largest(&(a - b)?)
 }
 
 #[test]
@@ -64,20 +86,17 @@ fn views_say_what_contiguous_tensors_say() -> Result<()> {
     // A fused projection leaves latents and rotary keys in one row.
     let kv = random(&[21, LATENT + ROPE])?;
     let (latent, rope) = (kv.narrow(1, 0, LATENT)?, kv.narrow(1, LATENT, ROPE)?);
-    let (own, plain) = (
-        cache()?,
-        Tensor::zeros((21, HEADS, V), DType::F32, &Device::Cpu)?,
-    );
+    let (own, plain) = (cache()?, zeros(&[21, HEADS, V])?);
     let packed = [latent.contiguous()?, rope.contiguous()?];
     attend(
         &mut step, &layer, &query, &packed[0], &packed[1], &own, &plain,
     )?;
-    assert!(plain.abs()?.max_all()?.to_scalar::<f32>()? > 0.1);
+    assert!(largest(&plain)? > 0.1);
 
     // Queries have heads before tokens, and inputs are rows of a longer tensor. The output lies
     // within a larger tensor. Each page is followed by a page of another layer.
     let by_head = query.transpose(0, 1)?.contiguous()?.transpose(0, 1)?;
-    let layers = Tensor::zeros((PAGES, 2, PAGE, LATENT + ROPE), DType::F32, &Device::Cpu)?;
+    let layers = zeros(&[PAGES, 2, PAGE, LATENT + ROPE])?;
     let pages = layers.narrow(1, 1, 1)?.squeeze(1)?;
     let wide = Tensor::full(7f32, (23, HEADS, V + 3), &Device::Cpu)?;
     let out = wide.narrow(0, 1, 21)?.narrow(2, 2, V)?;
@@ -85,14 +104,7 @@ fn views_say_what_contiguous_tensors_say() -> Result<()> {
     assert!(difference(&out, &plain)? < 1e-5);
     assert_eq!(difference(&pages, &own)?, 0.0);
     // The memory outside them was not written.
-    assert_eq!(
-        layers
-            .narrow(1, 0, 1)?
-            .abs()?
-            .max_all()?
-            .to_scalar::<f32>()?,
-        0.0
-    );
+    assert_eq!(largest(&layers.narrow(1, 0, 1)?)?, 0.0);
     let around = wide.sum_all()?.to_scalar::<f32>()? - out.sum_all()?.to_scalar::<f32>()?;
     let expected = 7.0 * (wide.elem_count() - out.elem_count()) as f32;
     assert!((around - expected).abs() < 1e-2, "{around} {expected}");
@@ -103,7 +115,7 @@ fn views_say_what_contiguous_tensors_say() -> Result<()> {
         packed[0].reshape((3, 7, LATENT))?,
         packed[1].reshape((3, 7, ROPE))?,
     ];
-    let out = Tensor::zeros((3, 7, HEADS, V), DType::F32, &Device::Cpu)?;
+    let out = zeros(&[3, 7, HEADS, V])?;
     attend(&mut step, &layer, &batched, &latent, &rope, &own, &out)?;
     assert_eq!(difference(&out.flatten_to(1)?, &plain)?, 0.0);
     Ok(())
@@ -114,69 +126,62 @@ fn a_tensor_that_does_not_fit_is_refused_by_name_with_nothing_written() -> Resul
     let (layer, mut step) = prepared()?;
     let query = random(&[21, HEADS, NOPE + ROPE])?;
     let (latent, rope) = (random(&[21, LATENT])?, random(&[21, ROPE])?);
-    let (own, out) = (
-        cache()?,
-        Tensor::zeros((21, HEADS, V), DType::F32, &Device::Cpu)?,
-    );
-    let shared = Tensor::zeros((42, HEADS, V), DType::F32, &Device::Cpu)?;
+    let (own, out) = (cache()?, zeros(&[21, HEADS, V])?);
+    let shared = zeros(&[42, HEADS, V])?;
     let halves = [shared.narrow(0, 0, 21)?, shared.narrow(0, 21, 21)?];
     let same_storage = "shares its storage with another tensor of the call";
     let in_pages = own.flatten_to(1)?.narrow(0, 0, 21)?;
     let out_of_pages = own.flatten_all()?.narrow(0, 0, 21 * HEADS * V)?;
     let out_of_pages = out_of_pages.reshape((21, HEADS, V))?;
+    let narrow = &halves[0].narrow(2, 1, V - 1)?;
+    let [own, out, query, latent] = [&own, &out, &query, &latent];
     for (message, query, latent, cache, out) in [
-        ("query", &query.narrow(0, 0, 20)?, &latent, &own, &out),
-        ("query", &query.to_dtype(DType::F64)?, &latent, &own, &out),
-        ("latent", &query, &random(&[21, LATENT + 1])?, &own, &out),
-        (
-            "out",
-            &query,
-            &latent,
-            &own,
-            &halves[0].narrow(2, 1, V - 1)?,
-        ),
+        ("query", &query.narrow(0, 0, 20)?, latent, own, out),
+        ("query", &query.to_dtype(DType::F64)?, latent, own, out),
+        ("latent", query, &random(&[21, LATENT + 1])?, own, out),
+        ("out", query, latent, own, narrow),
         (
             "cache: given f32 [8, 16, 79]",
-            &query,
-            &latent,
+            query,
+            latent,
             &own.narrow(2, 0, 79)?,
-            &out,
+            out,
         ),
         (
             "cache: given u8",
-            &query,
-            &latent,
+            query,
+            latent,
             &own.to_dtype(DType::U8)?,
-            &out,
+            out,
         ),
         (
             "cache: given f32 [4, 32, 80]",
-            &query,
-            &latent,
+            query,
+            latent,
             &own.reshape((4, 32, 80))?,
-            &out,
+            out,
         ),
         (
             same_storage,
-            &query,
+            query,
             &in_pages.narrow(1, 0, LATENT)?,
-            &own,
-            &out,
+            own,
+            out,
         ),
-        (same_storage, &query, &latent, &own, &query.narrow(2, 0, V)?),
-        (same_storage, &query, &latent, &own, &out_of_pages),
+        (same_storage, query, latent, own, &query.narrow(2, 0, V)?),
+        (same_storage, query, latent, own, &out_of_pages),
     ] {
         let refused = attend(&mut step, &layer, query, latent, &rope, cache, out);
         let refused = refused.unwrap_err().to_string();
         assert!(refused.contains(message), "{message}: {refused}");
     }
-    for written in [&own, &out, &shared] {
-        assert_eq!(written.abs()?.max_all()?.to_scalar::<f32>()?, 0.0);
+    for written in [own, out, &shared] {
+        assert_eq!(largest(written)?, 0.0);
     }
     // The step still runs after the refusals.
-    attend(&mut step, &layer, &query, &latent, &rope, &own, &halves[1])?;
-    assert_eq!(halves[0].abs()?.max_all()?.to_scalar::<f32>()?, 0.0);
-    assert!(halves[1].abs()?.max_all()?.to_scalar::<f32>()? > 0.0);
+    attend(&mut step, &layer, query, latent, &rope, own, &halves[1])?;
+    assert_eq!(largest(&halves[0])?, 0.0);
+    assert!(largest(&halves[1])? > 0.0);
     Ok(())
 }
 
@@ -185,21 +190,18 @@ fn a_tensor_that_does_not_fit_is_refused_by_name_with_nothing_written() -> Resul
 #[test]
 fn rows_of_fp8_per_token_may_be_filled_up() -> Result<()> {
     let problem = problem().with_kv_format(KvFormat::Fp8PerToken);
-    let attention = Attention::new(&Device::Cpu, &problem, SCALE)?;
-    let mut step = attention.workspace(&limits())?;
-    let planned = step.plan(&[StepRequest::new(20, 20, &[5, 2])])?;
-    step.prepare(&attention, &planned)?;
-    let layer = Layer::new(attention, random(&[HEADS * (NOPE + V), LATENT])?);
+    let request = StepRequest::new(20, 20, &[5, 2]);
+    let (layer, mut step) = prepared_for(&problem, kv_b()?, &[request])?;
     let query = random(&[20, HEADS, NOPE + ROPE])?;
     let (latent, rope) = (random(&[20, LATENT])?, random(&[20, ROPE])?);
     let mut run = |width: usize| -> Result<[Tensor; 2]> {
         let cache = Tensor::zeros((PAGES, PAGE, width), DType::U8, &Device::Cpu)?;
-        let out = Tensor::zeros((20, HEADS, V), DType::F32, &Device::Cpu)?;
+        let out = zeros(&[20, HEADS, V])?;
         attend(&mut step, &layer, &query, &latent, &rope, &cache, &out)?;
         Ok([out, cache])
     };
     let [[out, rows], [filled, filled_rows]] = [run(100)?, run(112)?];
-    assert!(out.abs()?.max_all()?.to_scalar::<f32>()? > 0.1);
+    assert!(largest(&out)? > 0.1);
     assert_eq!(difference(&out, &filled)?, 0.0);
     let bytes = |cache: &Tensor| cache.narrow(2, 0, 100)?.flatten_all()?.to_vec1::<u8>();
     assert_eq!(bytes(&rows)?, bytes(&filled_rows)?);
@@ -252,40 +254,33 @@ const INDEX_WIDTH: usize = 32;
 const QUERY_RANK: usize = 48;
 const SLOTS: u32 = 8;
 
-/// A prompt of 40 tokens of one request, and the context that it leaves.
-struct Prompt {
-    hidden: [Tensor; 3],
-    index: [Tensor; 3],
-    gates: Tensor,
-}
+/// The tensors of a prompt's tokens: query, latent and rotary key; the query's latent, keys and
+/// weights of heads for the indexer; the gates of its keys.
+struct Prompt(Vec<Tensor>);
 
 impl Prompt {
     fn new(tokens: usize) -> Result<Self> {
-        Ok(Self {
-            hidden: [
-                random(&[tokens, HEADS, NOPE + ROPE])?,
-                random(&[tokens, LATENT])?,
-                random(&[tokens, ROPE])?,
-            ],
-            index: [
-                random(&[tokens, QUERY_RANK])?,
-                random(&[tokens, INDEX_WIDTH])?,
-                random(&[tokens, INDEX_HEADS])?,
-            ],
-            gates: random(&[tokens, INDEX_WIDTH])?,
-        })
+        let of_token: [&[usize]; 7] = [
+            &[HEADS, NOPE + ROPE],
+            &[LATENT],
+            &[ROPE],
+            &[QUERY_RANK],
+            &[INDEX_WIDTH],
+            &[INDEX_HEADS],
+            &[INDEX_WIDTH],
+        ];
+        let tensors = of_token.map(|shape| random(&[&[tokens], shape].concat()));
+        tensors.into_iter().collect::<Result<_>>().map(Self)
     }
 
     /// Returns `tokens` tokens of the prompt from `start` on.
     fn part(&self, start: usize, tokens: usize) -> Result<Self> {
-        let cut = |it: &Tensor| it.narrow(0, start, tokens);
-        let cut_all =
-            |[a, b, c]: &[Tensor; 3]| Ok::<_, candle_core::Error>([cut(a)?, cut(b)?, cut(c)?]);
-        Ok(Self {
-            hidden: cut_all(&self.hidden)?,
-            index: cut_all(&self.index)?,
-            gates: cut(&self.gates)?,
-        })
+        let parts = self.0.iter().map(|it| it.narrow(0, start, tokens));
+        parts.collect::<Result<_>>().map(Self)
+    }
+
+    fn tensors(&self) -> &[Tensor; 7] {
+        self.0.first_chunk().expect("seven tensors")
     }
 }
 
@@ -313,15 +308,9 @@ impl Sparse {
         let problem = problem().with_sparse(true);
         let attention = Attention::new(&Device::Cpu, &problem, SCALE)?.with_indexer(&config)?;
         let page = config.page_bytes(PAGE);
-        let indexed = IndexWeights {
-            query: index.query.clone(),
-            norm: index.norm.clone(),
-            angles: index.angles.clone(),
-            pool: index.pool.clone(),
-        };
         Ok(Self {
             layers: [
-                Layer::new(attention.clone(), kv_b.clone()).with_indexer(indexed),
+                Layer::new(attention.clone(), kv_b.clone()).with_indexer(index.clone()),
                 Layer::new(attention.clone(), kv_b.clone()),
             ],
             caches: [cache()?, cache()?],
@@ -335,27 +324,23 @@ impl Sparse {
     /// Computes the output of both layers for new tokens. Together with earlier ones there are
     /// `total` tokens.
     fn forward(&mut self, prompt: &Prompt, total: u32) -> Result<[Tensor; 2]> {
-        let [query, latent, rope] = &prompt.hidden;
+        let [query, latent, rope, query_latent, keys, head_weights, gates] = prompt.tensors();
         let tokens = query.dim(0)?;
         let requests = [StepRequest::new(tokens as u32, total, &[3, 6, 1])];
         let planned = self.step.plan(&requests)?;
         self.step.prepare(&self.attention, &planned)?;
-        let [query_latent, keys, head_weights] = &prompt.index;
         let inputs = IndexInputs {
             query_latent,
             keys,
             head_weights,
-            gates: self.gated.then_some(&prompt.gates),
+            gates: self.gated.then_some(gates),
         };
         select(&mut self.step, &self.layers[0], &inputs, &self.index_cache)?;
-        let mut outs = Vec::new();
-        for (layer, cache) in self.layers.iter().zip(&self.caches) {
-            let out = Tensor::zeros((tokens, HEADS, V), DType::F32, &Device::Cpu)?;
-            attend(&mut self.step, layer, query, latent, rope, cache, &out)?;
-            outs.push(out);
+        let outs = [zeros(&[tokens, HEADS, V])?, zeros(&[tokens, HEADS, V])?];
+        for ((layer, cache), out) in self.layers.iter().zip(&self.caches).zip(&outs) {
+            attend(&mut self.step, layer, query, latent, rope, cache, out)?;
         }
-        let [first, second] = [outs.remove(0), outs.remove(0)];
-        Ok([first, second])
+        Ok(outs)
     }
 }
 
@@ -388,7 +373,7 @@ fn a_sparse_layer_attends_to_what_its_indexer_chooses() -> Result<()> {
 }
 
 fn attends_to_what_its_indexer_chooses(index: &IndexWeights) -> Result<()> {
-    let kv_b = random(&[HEADS * (NOPE + V), LATENT])?;
+    let kv_b = kv_b()?;
     let prompt = Prompt::new(40)?;
     let mut few = Sparse::new(SLOTS, &kv_b, index)?;
     let mut all = Sparse::new(64, &kv_b, index)?;
@@ -402,13 +387,10 @@ fn attends_to_what_its_indexer_chooses(index: &IndexWeights) -> Result<()> {
     assert!(difference(&chosen, &everything)? > 1e-2);
 
     // Lists as long as the context give the result of a dense layer.
-    let attention = Attention::new(&Device::Cpu, &problem(), SCALE)?;
-    let mut step = attention.workspace(&limits())?;
-    let planned = step.plan(&[StepRequest::new(40, 40, &[3, 6, 1])])?;
-    step.prepare(&attention, &planned)?;
-    let [query, latent, rope] = &prompt.hidden;
-    let dense = Tensor::zeros((40, HEADS, V), DType::F32, &Device::Cpu)?;
-    let layer = Layer::new(attention, kv_b.clone());
+    let request = StepRequest::new(40, 40, &[3, 6, 1]);
+    let (layer, mut step) = prepared_for(&problem(), kv_b.clone(), &[request])?;
+    let [query, latent, rope, ..] = prompt.tensors();
+    let dense = zeros(&[40, HEADS, V])?;
     attend(&mut step, &layer, query, latent, rope, &cache()?, &dense)?;
     // The two paths add in other orders, and the tensors are drawn anew in each run.
     assert!(difference(&everything, &dense)? < 1e-3);
@@ -440,18 +422,14 @@ fn a_selection_without_an_indexer_is_refused() -> Result<()> {
     let dense = Attention::new(&Device::Cpu, &problem(), SCALE)?.with_indexer(&config);
     let refused = dense.err().expect("the problem is dense").to_string();
     assert!(refused.contains("problem.sparse"), "{refused}");
-    let mut sparse = Sparse::new(
-        SLOTS,
-        &random(&[HEADS * (NOPE + V), LATENT])?,
-        &index_weights()?,
-    )?;
+    let kv_b = kv_b()?;
+    let mut sparse = Sparse::new(SLOTS, &kv_b, &index_weights()?)?;
     sparse.index_cache = sparse.index_cache.narrow(D::Minus1, 0, 7)?;
     let refused = sparse.forward(&Prompt::new(4)?, 4).unwrap_err().to_string();
     assert!(
         refused.contains("index cache: given u8 [8, 7]"),
         "{refused}"
     );
-    let kv_b = random(&[HEADS * (NOPE + V), LATENT])?;
     for (index, gated, message) in [
         (index_weights()?, true, "index gates: given some without"),
         (pooled_index_weights()?, false, "index gates: given none"),

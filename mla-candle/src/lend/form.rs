@@ -5,51 +5,41 @@ use std::ops::Range;
 use candle_core::{DType, Error, Result, Tensor};
 use mla_runtime::tensor::Layout;
 
-/// The extents and strides of a tensor, and the part of its storage that it spans.
+/// The extents and strides of a tensor in its storage.
 #[derive(Clone, Debug)]
 pub(crate) struct Form {
     dtype: DType,
-    dims: Vec<usize>,
-    strides: Vec<usize>,
-    /// The range of its numbers in the storage.
-    numbers: Range<usize>,
+    layout: candle_core::Layout,
 }
 
 impl Form {
     pub(super) fn of(tensor: &Tensor) -> Result<Self> {
-        let (dtype, layout) = (tensor.dtype(), tensor.layout());
-        if !is_plain(dtype) {
-            return Err(Self::refused());
+        let (dtype, layout) = (tensor.dtype(), tensor.layout().clone());
+        match is_plain(dtype) {
+            true => Ok(Self { dtype, layout }),
+            false => Err(Self::refused()),
         }
-        let (dims, strides) = (layout.dims().to_vec(), layout.stride().to_vec());
-        let start = layout.start_offset();
-        // A view of candle's lies within its storage.
-        let last = |(dim, stride): (&usize, &usize)| dim.saturating_sub(1) * stride;
-        let end = match tensor.elem_count() {
-            0 => start,
-            _ => start + dims.iter().zip(&strides).map(last).sum::<usize>() + 1,
-        };
-        Ok(Self {
-            dtype,
-            dims,
-            strides,
-            numbers: start..end,
-        })
     }
 
     pub(super) fn refused() -> Error {
         Error::msg("tensor: given numbers of another dtype, accepted f32, f16, bf16, or u8 for fp8")
     }
 
-    /// Returns the bytes of the storage that the tensor spans.
-    pub(super) fn range(&self) -> Range<usize> {
-        let size = self.dtype.size_in_bytes();
-        self.numbers.start * size..self.numbers.end * size
+    /// Returns the range of the tensor's numbers in its storage. A view of candle's lies within it.
+    pub(super) fn numbers(&self) -> Range<usize> {
+        let start = self.layout.start_offset();
+        let last = |(dim, stride): (&usize, &usize)| dim.saturating_sub(1) * stride;
+        let extents = self.dims().iter().zip(self.layout.stride());
+        match self.layout.shape().elem_count() {
+            0 => start..start,
+            _ => start..start + extents.map(last).sum::<usize>() + 1,
+        }
     }
 
-    #[cfg(feature = "cuda")]
-    pub(super) fn numbers(&self) -> Range<usize> {
-        self.numbers.clone()
+    /// Returns the bytes of the storage that the tensor spans.
+    pub(super) fn range(&self) -> Range<usize> {
+        let (size, numbers) = (self.dtype.size_in_bytes(), self.numbers());
+        numbers.start * size..numbers.end * size
     }
 
     pub(crate) fn dtype(&self) -> DType {
@@ -57,36 +47,38 @@ impl Form {
     }
 
     pub(crate) fn dims(&self) -> &[usize] {
-        &self.dims
+        self.layout.dims()
     }
 
     /// Returns the strides of the axes, in bytes.
     pub(crate) fn strides(&self) -> impl Iterator<Item = usize> + '_ {
         let size = self.dtype.size_in_bytes();
-        self.strides.iter().map(move |stride| stride * size)
+        self.layout.stride().iter().map(move |stride| stride * size)
+    }
+
+    fn refusal(&self, name: &'static str, accepted: String) -> mla_runtime::Error {
+        let (dims, strides) = (self.dims(), self.layout.stride());
+        let given = format!("{dims:?} with strides {strides:?}");
+        mla_runtime::Error::argument(name, given, accepted)
     }
 
     /// Returns the layout of [`Lent::rows`](super::Lent::rows).
     pub(super) fn layout(&self, name: &'static str, inner: usize) -> mla_runtime::Result<Layout> {
         let dtype = layer_dtype(self.dtype, name)?;
-        let refused = |accepted: String| {
-            let given = format!("{:?} with strides {:?}", self.dims, self.strides);
-            Err(mla_runtime::Error::argument(name, given, accepted))
-        };
-        let Some(outer) = self.dims.len().checked_sub(inner) else {
-            return refused(format!("{inner} axes and up"));
+        let (dims, strides) = (self.dims(), self.layout.stride());
+        let Some(outer) = dims.len().checked_sub(inner) else {
+            return Err(self.refusal(name, format!("{inner} axes and up")));
         };
         // The distance between rows is the stride of the last axis that has more than one element.
-        let axes = || self.dims[..outer].iter().zip(&self.strides).rev();
         let (mut rows, mut stride) = (1, None);
-        for (&dim, &apart) in axes() {
+        for (&dim, &apart) in dims[..outer].iter().zip(strides).rev() {
             if dim != 1 && *stride.get_or_insert(apart) * rows != apart {
-                return refused("leading axes whose rows are at one distance".to_owned());
+                let accepted = "leading axes whose rows are at one distance";
+                return Err(self.refusal(name, accepted.to_owned()));
             }
             rows *= dim;
         }
-        let inner_dims = &self.dims[outer..];
-        let inner_strides = &self.strides[outer..];
+        let (inner_dims, inner_strides) = (&dims[outer..], &strides[outer..]);
         let (width, between) = (inner_dims[inner - 1], inner_strides[inner - 1]);
         let (middle, apart) = match inner {
             2 => (inner_dims[0], inner_strides[0]),
@@ -101,19 +93,10 @@ impl Form {
 
     /// Refuses a tensor with gaps between its numbers, or with its numbers in another order.
     pub(super) fn check_dense(&self, name: &'static str) -> mla_runtime::Result<()> {
-        let mut expected = 1;
-        for (&dim, &stride) in self.dims.iter().zip(&self.strides).rev() {
-            if dim != 1 && stride != expected {
-                let given = format!("{:?} with strides {:?}", self.dims, self.strides);
-                return Err(mla_runtime::Error::argument(
-                    name,
-                    given,
-                    "a contiguous tensor",
-                ));
-            }
-            expected *= dim;
+        match self.layout.is_contiguous() {
+            true => Ok(()),
+            false => Err(self.refusal(name, "a contiguous tensor".to_owned())),
         }
-        Ok(())
     }
 }
 
