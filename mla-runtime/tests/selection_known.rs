@@ -13,7 +13,8 @@ use mla_runtime::spec::{
     Target,
 };
 
-// The columns are the name, capability, dims as (P,R,V), and the kernel's log-sum-exp.
+// The columns are the name, capability, dims as (P,R,V), and the kernel's log-sum-exp. The order is
+// the published one, but for 10.x.
 const PREFILL: &str = "
     FLASH_ATTN | any | (128,64,128) (192,64,256) (64,64,128) (256,0,256) | ln
     FLASHINFER | any | (128,64,128) | ln
@@ -39,26 +40,6 @@ const DECODE: &str = "
     FLASH_ATTN_MLA_SPARSE | 9.0 | f16 bf16 | any | none |  |  | row sparse
     FLASHINFER_MLA_SPARSE_SM90 | 9.0 | f16 bf16 | any | none |  |  | row sparse
 ";
-
-// The published order of prefill backends. The others follow in the order of the table.
-const PREFILL_ORDER_10: &[&str] = &[
-    "FLASH_ATTN",
-    "TRTLLM_RAGGED",
-    "FLASHINFER",
-    "TOKENSPEED_MLA",
-    "ROCM_AITER_FA",
-    "CUDNN",
-    "CUSTOM",
-];
-const PREFILL_ORDER_ELSEWHERE: &[&str] = &[
-    "FLASH_ATTN",
-    "FLASHINFER",
-    "TRTLLM_RAGGED",
-    "TOKENSPEED_MLA",
-    "ROCM_AITER_FA",
-    "CUDNN",
-    "CUSTOM",
-];
 
 const CAPABILITIES: &[&str] = &["8.0", "8.9", "9.0", "10.0", "10.3", "12.0"];
 
@@ -121,29 +102,27 @@ impl Case<'_> {
     // The fields that speak against each backend, without those about missing implementations.
     // Backends are in the order in which they are tried.
     fn prefill(&self) -> Vec<(&'static str, Vec<&'static str>)> {
-        let order = if self.capability.starts_with("10.") {
-            PREFILL_ORDER_10
-        } else {
-            PREFILL_ORDER_ELSEWHERE
-        };
-        order
-            .iter()
-            .map(|name| {
-                let mut rows = rows::<4>(PREFILL);
-                let [_, capability, dims, _] = rows.find(|row| row[0] == *name).unwrap();
+        let mut table: Vec<_> = rows::<4>(PREFILL).collect();
+        if self.capability.starts_with("10.") {
+            // TRTLLM_RAGGED comes before FLASHINFER.
+            table.swap(1, 2);
+        }
+        table
+            .into_iter()
+            .map(|[name, capability, dims, _]| {
                 let mut fields = Vec::new();
                 if capability == "AMD" {
                     fields.push("platform");
                 } else if !capability_fits(capability, self.capability) {
                     fields.push("capability");
                 }
-                if self.dtype == DType::F32 && *name != "CUSTOM" {
+                if self.dtype == DType::F32 && name != "CUSTOM" {
                     fields.push("dtype");
                 }
                 if dims != "any" && !has(dims, &self.dims.head.to_string()) {
                     fields.push("dims");
                 }
-                (*name, fields)
+                (name, fields)
             })
             .collect()
     }
