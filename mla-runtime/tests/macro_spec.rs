@@ -30,36 +30,13 @@ fn literal_form() {
         .with_provider(env!("CARGO_PKG_NAME"))
         .with_capabilities(&[SM90_ALONE, SM100])
         .with_dtypes(&[DType::F16, DType::BF16])
-        .with_dims(Some(&[HeadDims::new(128, 64, 128)]))
-        .with_cache_dims(None)
-        .with_heads(HeadCounts::Any)
-        .with_kv_formats(&[])
-        .with_page_sizes(PageSizes::Any)
-        .with_query_len(QueryLen::Ragged)
-        .with_max_query_len(None)
-        .with_query_format(QueryFormat::Split)
-        .with_key_layout(KeyLayout::Packed)
-        .with_alignment(1)
-        .with_graphs(GraphSupport::Never)
-        .with_lse(LseOutput::Ln)
-        .with_lse_precision(LsePrecision::F32)
-        .with_quant_output(false)
-        .with_sparse(SparseSupport::Never)
-        .with_features(FeatureSet::NONE)
-        .with_priority(Priority::everywhere(0));
+        .with_dims(Some(&[HeadDims::new(128, 64, 128)]));
     assert_eq!(FlashAttn::SPEC, EXPECTED);
 }
 
-struct Split;
-
-#[mla_backend(
-    sm = "90",
-    dtypes = "bf16",
-    compiled = ANY_GPU,
-    key_layout = "split"
-)]
-impl PrefillBackend for Split {
-    prefill_body!(common::Bytes);
+prefill_backend! {
+    Split on common::Bytes:
+        sm = "90", dtypes = "bf16", compiled = ANY_GPU, key_layout = "split"
 }
 
 #[test]
@@ -215,18 +192,12 @@ const RUN_ON: &[Run] = &[Run {
     commit: "0123456",
 }];
 
-struct Declared;
-
-#[mla_backend(sm = "90", dtypes = "bf16", compiled = SM90, run_on = RUN_ON)]
-impl DecodeBackend for Declared {
-    decode_body!(common::Bytes);
+decode_backend! {
+    Declared on common::Bytes: sm = "90", dtypes = "bf16", compiled = SM90, run_on = RUN_ON
 }
 
-struct Compiled;
-
-#[mla_backend(sm = "compiled", dtypes = "bf16", compiled = "SM90 | crate::SM80")]
-impl DecodeBackend for Compiled {
-    decode_body!(common::Bytes);
+decode_backend! {
+    Compiled on common::Bytes: sm = "compiled", dtypes = "bf16", compiled = "SM90 | crate::SM80"
 }
 
 #[test]
@@ -321,85 +292,55 @@ fn every_block_is_linked_once() {
 
 #[test]
 fn specs_by_hand_are_checked() {
-    type Change = fn(BackendSpec) -> BackendSpec;
-    let good = |phase| BackendSpec::new("BY_HAND", phase, Platform::Cuda);
-    let refused: [(Phase, Change, &str); 16] = [
-        (Phase::Decode, |s| s.with_name("ALL"), "name: "),
-        (Phase::Decode, |s| s.with_capabilities(&[]), "sm: "),
-        (Phase::Prefill, |s| s.with_dtypes(&[]), "dtypes: "),
-        (
-            Phase::Decode,
-            |s| s.with_heads(HeadCounts::Range(65537, 65538)),
-            "heads: ",
-        ),
-        (
-            Phase::Decode,
-            |s| s.with_page_sizes(PageSizes::List(&[0])),
-            "page_sizes: ",
-        ),
-        (Phase::Decode, |s| s.with_alignment(12), "alignment: "),
-        (
-            Phase::Prefill,
-            |s| s.with_dims(Some(const { &[HeadDims::new(0, 64, 128)] })),
-            "dims: ",
-        ),
-        (
-            Phase::Decode,
-            |s| s.with_cache_dims(Some(const { &[CacheDims::new(0, 64)] })),
-            "cache_dims: ",
-        ),
-        (
-            Phase::Decode,
-            |s| {
-                let s = s.with_cache_dims(Some(const { &[CacheDims::new(448, 64)] }));
-                s.with_kv_formats(&[KvFormat::Fp8DsMla])
-            },
-            "cache_dims: ",
-        ),
-        (
-            Phase::Decode,
-            |s| s.with_kv_formats(&[KvFormat::F32]),
-            "kv: ",
-        ),
-        (Phase::Prefill, |s| s.with_lse(LseOutput::None), "lse: "),
-        (
-            Phase::Decode,
-            |s| s.with_max_query_len(Some(8)),
-            "max_query_len: ",
-        ),
-        (
-            Phase::Decode,
-            |s| s.with_graphs(GraphSupport::Always),
-            "graphs: ",
-        ),
-        (
-            Phase::Decode,
-            |s| {
-                s.with_lse(LseOutput::None)
-                    .with_lse_precision(LsePrecision::DType)
-            },
-            "lse_precision: ",
-        ),
-        (
-            Phase::Decode,
-            |s| s.with_features(FeatureSet::of(&[Feature::DenseRequests])),
-            "features: ",
-        ),
-        (
-            Phase::Decode,
-            |s| {
-                s.with_platform(Platform::Cpu).with_priority(Priority {
-                    by_capability: &[(SM90_ALONE, 10)],
-                    otherwise: 0,
-                })
-            },
-            "priority: ",
-        ),
-    ];
-    for (phase, change, field) in refused {
-        let good = good(phase);
+    let decode = BackendSpec::new("BY_HAND", Phase::Decode, Platform::Cuda);
+    let prefill = BackendSpec::new("BY_HAND", Phase::Prefill, Platform::Cuda);
+    let heads = HeadCounts::Range(65537, 65538);
+    let of_hopper = Priority {
+        by_capability: &[(SM90_ALONE, 10)],
+        otherwise: 0,
+    };
+    let rows_of_448 = decode.with_cache_dims(Some(const { &[CacheDims::new(448, 64)] }));
+    let no_lse = decode.with_lse(LseOutput::None);
+    let on_cpu = decode.with_platform(Platform::Cpu);
+    for good in [decode, prefill] {
         assert_eq!(good.checked(), good);
-        let bad = change(good);
+    }
+    for (field, bad) in [
+        ("name: ", decode.with_name("ALL")),
+        ("sm: ", decode.with_capabilities(&[])),
+        ("dtypes: ", prefill.with_dtypes(&[])),
+        ("heads: ", decode.with_heads(heads)),
+        (
+            "page_sizes: ",
+            decode.with_page_sizes(PageSizes::List(&[0])),
+        ),
+        ("alignment: ", decode.with_alignment(12)),
+        (
+            "dims: ",
+            prefill.with_dims(Some(const { &[HeadDims::new(0, 64, 128)] })),
+        ),
+        (
+            "cache_dims: ",
+            decode.with_cache_dims(Some(const { &[CacheDims::new(0, 64)] })),
+        ),
+        (
+            "cache_dims: ",
+            rows_of_448.with_kv_formats(&[KvFormat::Fp8DsMla]),
+        ),
+        ("kv: ", decode.with_kv_formats(&[KvFormat::F32])),
+        ("lse: ", prefill.with_lse(LseOutput::None)),
+        ("max_query_len: ", decode.with_max_query_len(Some(8))),
+        ("graphs: ", decode.with_graphs(GraphSupport::Always)),
+        (
+            "lse_precision: ",
+            no_lse.with_lse_precision(LsePrecision::DType),
+        ),
+        (
+            "features: ",
+            decode.with_features(FeatureSet::of(&[Feature::DenseRequests])),
+        ),
+        ("priority: ", on_cpu.with_priority(of_hopper)),
+    ] {
         let panic = std::panic::catch_unwind(|| bad.checked()).unwrap_err();
         let said = panic.downcast_ref::<&str>().copied().unwrap_or_default();
         assert!(said.starts_with(field), "{field}{said}");

@@ -181,28 +181,18 @@ macro_rules! common_body {
     };
 }
 
-/// The items of an `impl PrefillBackend` that refuses every call. Paths are absolute, so that the
-/// macro works in a module with any names in scope.
-macro_rules! prefill_body {
-    ($device:ty) => {
+// The method that runs a backend, which refuses every call. Paths are absolute, so that the macro
+// works in a module with any names in scope.
+macro_rules! refusing_body {
+    ($device:ty, $run:ident, $Call:ident) => {
         common_body!($device);
-
-        fn prepare(
-            &self,
-            _: &$device,
-            _: &::mla_runtime::backend::PrefillBatch<'_>,
-            _: &mut (),
-            _: &mut (),
-        ) -> ::mla_runtime::Result<()> {
-            ::core::result::Result::Ok(())
-        }
 
         // Only this declaration needs `unsafe`. The attribute's own code must not need it.
         #[allow(unsafe_code)]
-        unsafe fn prefill(
+        unsafe fn $run(
             &self,
             _: &$device,
-            _: ::mla_runtime::backend::PrefillCall<'_, $device>,
+            _: ::mla_runtime::backend::$Call<'_, $device>,
             _: &mut (),
             _: &(),
         ) -> ::mla_runtime::Result<()> {
@@ -211,31 +201,17 @@ macro_rules! prefill_body {
     };
 }
 
-/// The items of an `impl DecodeBackend` that refuses every call, like `prefill_body!`.
+/// The items of an `impl PrefillBackend` that refuses every call.
+macro_rules! prefill_body {
+    ($device:ty) => {
+        refusing_body!($device, prefill, PrefillCall);
+    };
+}
+
+/// The items of an `impl DecodeBackend` that refuses every call.
 macro_rules! decode_body {
     ($device:ty) => {
-        common_body!($device);
-
-        fn prepare(
-            &self,
-            _: &$device,
-            _: &::mla_runtime::backend::DecodeBatch<'_, $device>,
-            _: &mut (),
-            _: &mut (),
-        ) -> ::mla_runtime::Result<()> {
-            ::core::result::Result::Ok(())
-        }
-
-        #[allow(unsafe_code)]
-        unsafe fn decode(
-            &self,
-            _: &$device,
-            _: ::mla_runtime::backend::DecodeCall<'_, $device>,
-            _: &mut (),
-            _: &(),
-        ) -> ::mla_runtime::Result<()> {
-            ::core::result::Result::Err(::mla_runtime::Error::argument("backend", "any", "none"))
-        }
+        refusing_body!($device, decode, DecodeCall);
     };
 }
 

@@ -8,72 +8,49 @@ pub mod engine {
 
 #[cfg(test)]
 mod tests {
-    use mla::backend::{DecodeBackend, DecodeBatch, DecodeCall, LINKED, LayerConfig, StepLimits};
-    use mla::mla_backend;
-    use mla_cpu::{Cpu, CpuDecode};
+    use mla::backend::{DecodeBackend, DecodeCall, LINKED, LayerConfig, StepLimits};
+    use mla::{Error, Result, mla_backend};
+    use mla_cpu::Cpu;
 
-    // The CPU's own backend under another name.
-    macro_rules! same_as_cpu {
-        () => {
-            type Device = Cpu;
-            type State = <CpuDecode as DecodeBackend>::State;
-            type Metadata = <CpuDecode as DecodeBackend>::Metadata;
+    // A backend that refuses to be made.
+    macro_rules! refusing {
+        ($name:ident: crate = $($path:tt)*) => {
+            struct $name;
 
-            fn new(device: &Cpu, config: &LayerConfig) -> mla::Result<Self> {
-                CpuDecode::new(device, config).map(Self)
-            }
+            #[mla_backend(sm = "any", dtypes = "bf16", crate = $($path)*)]
+            impl DecodeBackend for $name {
+                type Device = Cpu;
+                type State = ();
+                type Metadata = ();
 
-            fn state(&self, device: &Cpu, limits: &StepLimits) -> mla::Result<Self::State> {
-                DecodeBackend::state(&self.0, device, limits)
-            }
+                fn new(_: &Cpu, _: &LayerConfig) -> Result<Self> {
+                    Err(Error::argument("backend", "any", "none"))
+                }
 
-            fn metadata(&self, device: &Cpu, limits: &StepLimits) -> mla::Result<Self::Metadata> {
-                DecodeBackend::metadata(&self.0, device, limits)
-            }
+                fn state(&self, _: &Cpu, _: &StepLimits) -> Result<()> {
+                    Ok(())
+                }
 
-            fn prepare(
-                &self,
-                device: &Cpu,
-                batch: &DecodeBatch<'_, Cpu>,
-                state: &mut Self::State,
-                metadata: &mut Self::Metadata,
-            ) -> mla::Result<()> {
-                DecodeBackend::prepare(&self.0, device, batch, state, metadata)
-            }
+                fn metadata(&self, _: &Cpu, _: &StepLimits) -> Result<()> {
+                    Ok(())
+                }
 
-            unsafe fn decode(
-                &self,
-                device: &Cpu,
-                call: DecodeCall<'_, Cpu>,
-                state: &mut Self::State,
-                metadata: &Self::Metadata,
-            ) -> mla::Result<()> {
-                // SAFETY: the caller keeps to the same contract.
-                unsafe { DecodeBackend::decode(&self.0, device, call, state, metadata) }
+                unsafe fn decode(
+                    &self,
+                    _: &Cpu,
+                    _: DecodeCall<'_, Cpu>,
+                    (): &mut (),
+                    (): &(),
+                ) -> Result<()> {
+                    Err(Error::argument("backend", "any", "none"))
+                }
             }
         };
     }
 
-    struct ByName(CpuDecode);
-
-    #[mla_backend(sm = "any", dtypes = "bf16", crate = ::mla)]
-    impl DecodeBackend for ByName {
-        same_as_cpu!();
-    }
-
-    struct InQuotes(CpuDecode);
-
-    #[mla_backend(sm = "any", dtypes = "bf16", crate = "mla")]
-    impl DecodeBackend for InQuotes {
-        same_as_cpu!();
-    }
-
-    struct ByReExport(CpuDecode);
-
-    #[mla_backend(sm = "any", dtypes = "bf16", crate = crate::engine::runtime)]
-    impl DecodeBackend for ByReExport {
-        same_as_cpu!();
-    }
+    refusing!(ByName: crate = ::mla);
+    refusing!(InQuotes: crate = "mla");
+    refusing!(ByReExport: crate = crate::engine::runtime);
 
     #[test]
     fn crate_found_under_every_name() {

@@ -1,6 +1,6 @@
 // mla-runtime has another name here, and nothing says so.
 
-use mla::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits};
+use mla::backend::{DecodeBackend, DecodeCall, LayerConfig, StepLimits};
 use mla_cpu::Cpu;
 use mla::{Result, mla_backend};
 
@@ -21,10 +21,6 @@ impl DecodeBackend for NoKey {
     }
 
     fn metadata(&self, _: &Cpu, _: &StepLimits) -> Result<()> {
-        Ok(())
-    }
-
-    fn prepare(&self, _: &Cpu, _: &DecodeBatch<'_, Cpu>, _: &mut (), _: &mut ()) -> Result<()> {
         Ok(())
     }
 
