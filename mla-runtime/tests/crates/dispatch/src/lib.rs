@@ -4,10 +4,8 @@
 //! The kernel is a function of the C interface, like the launch of a CUDA kernel. It does almost
 //! nothing, so the counted instructions are those of the dispatch.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::c_void;
 use std::hint::black_box;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use mla_cpu::Cpu;
 use mla_runtime::backend::{
@@ -20,6 +18,9 @@ use mla_runtime::tensor::{
     ArrayRef, BlockTable, CacheLayout, CacheRef, LseMut, TensorMut, TensorRef,
 };
 use mla_runtime::{Error, Result, backends, best_decode, mla_backend};
+
+#[path = "../../../common/allocations.rs"]
+mod allocations;
 
 /// The arguments of the kernel.
 #[repr(C)]
@@ -103,16 +104,6 @@ impl DecodeBackend for Launch {
         Ok(())
     }
 
-    fn prepare(
-        &self,
-        _: &Cpu,
-        _: &DecodeBatch<'_, Cpu>,
-        _: &mut LaunchState,
-        (): &mut (),
-    ) -> Result<()> {
-        Ok(())
-    }
-
     #[inline]
     unsafe fn decode(
         &self,
@@ -163,16 +154,6 @@ impl DecodeBackend for Other {
     }
 
     fn metadata(&self, _: &Cpu, _: &StepLimits) -> Result<()> {
-        Ok(())
-    }
-
-    fn prepare(
-        &self,
-        _: &Cpu,
-        _: &DecodeBatch<'_, Cpu>,
-        _: &mut LaunchState,
-        (): &mut (),
-    ) -> Result<()> {
         Ok(())
     }
 
@@ -244,28 +225,6 @@ pub fn select() -> std::result::Result<Selection, mla_runtime::select::Selection
         .select(&SelectionRequest::new(Target::CPU, PROBLEM))
 }
 
-/// An allocator that counts allocations.
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every method is the system allocator's; counting touches nothing that it returns.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: `pointer` came from `System` by the methods here.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
-
 /// Dispatches the number of times that the program's first argument gives, and prints the number of
 /// allocations. Every program must run the same code here, so the function takes a pointer.
 ///
@@ -286,10 +245,9 @@ pub fn drive(dispatch: &mut dyn FnMut(DecodeCall<'_, Cpu>) -> Result<()>) -> Res
     let mut out = vec![0u8; 2 * heads * latent];
     let mut lse = vec![0f32; heads];
     let tensor = |width| mla_runtime::tensor::Layout::contiguous(DType::BF16, [1, heads, width]);
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
-    for _ in 0..count {
-        dispatch(
-            DecodeCall::new(
+    let mut run = || {
+        (0..count).try_for_each(|_| {
+            let call = DecodeCall::new(
                 Query::Concatenated(TensorRef::new(&query[..], tensor(row))?),
                 CacheRef::new(&cache[..], layout)?,
                 DecodeBatch::new(
@@ -298,11 +256,12 @@ pub fn drive(dispatch: &mut dyn FnMut(DecodeCall<'_, Cpu>) -> Result<()>) -> Res
                     (ArrayRef::from_slice(&[0, 1]), 1),
                 ),
                 Output::Plain(TensorMut::new(&mut out[..], tensor(latent))?),
-            )
-            .with_lse(LseMut::from_slice(&mut lse, heads, 1)?),
-        )?;
-    }
-    let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
+            );
+            dispatch(call.with_lse(LseMut::from_slice(&mut lse, heads, 1)?))
+        })
+    };
+    let mut result = Ok(());
+    let allocations = allocations::count(|| result = run());
     println!("{count} dispatches, {allocations} allocations");
-    Ok(())
+    result
 }
