@@ -38,17 +38,14 @@ impl<D: Operations> Attention<D> {
     /// If the device has no memory left.
     pub fn random(device: &D, config: &Config, random: &mut fastrand::Rng) -> Result<Self> {
         let [hidden, heads, rank, latent, rope, qk, v, kv_b] = widths(config);
-        let mut matrix = |from: usize, to: usize| {
-            let spread = (3.0 / from as f32).sqrt();
-            Tensor::random(device, D::DTYPE, from * to, random, [0.0, spread])
-        };
+        let mut matrix = |from, to| Tensor::matrices(device, random, [1, from, to]);
         let (q_a, q_b) = (matrix(hidden, rank)?, matrix(rank, heads * qk)?);
         let (kv_a, kv_b) = (
             matrix(hidden, latent + rope)?,
             matrix(latent, heads * kv_b)?,
         );
         let out = matrix(heads * v, hidden)?;
-        let mut norm = |width| Tensor::random(device, D::DTYPE, width, random, [1.0, 0.2]);
+        let mut norm = |width| Tensor::random(device, width, random, [1.0, 0.2]);
         Ok(Self {
             q_a,
             q_norm: norm(rank)?,

@@ -53,7 +53,7 @@ impl<D: Operations> Scratch<D> {
     /// If the device has no memory left.
     pub fn new(device: &D, config: &Config, tokens: usize) -> mla_runtime::Result<Self> {
         let [hidden, heads, rank, latent, rope, qk, v, _] = widths(config);
-        let room = |width: usize| Tensor::zeros(device, D::DTYPE, tokens * width);
+        let room = |width: usize| Tensor::zeros(device, tokens * width);
         Ok(Self {
             hidden: room(hidden)?,
             normed: room(hidden)?,

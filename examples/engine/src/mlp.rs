@@ -14,7 +14,7 @@ use crate::operations::Operations;
 use crate::tensor::Tensor;
 
 /// The weights of a gated MLP, or those of several MLPs one after the other, each `[in, out]`.
-struct Gated<D: Device> {
+pub struct Gated<D: Device> {
     count: usize,
     inner: usize,
     /// The weights of both factors, side by side.
@@ -23,7 +23,7 @@ struct Gated<D: Device> {
 }
 
 /// A mixture of experts.
-struct Experts<D: Device> {
+pub struct Experts<D: Device> {
     routing: Routing,
     /// The router's weights, with a column for each expert.
     router: Tensor<D>,
@@ -33,14 +33,13 @@ struct Experts<D: Device> {
     shared: Gated<D>,
 }
 
-/// The kind of MLP.
-enum Kind<D: Device> {
+/// The part of a decoder layer after its attention.
+pub enum Mlp<D: Device> {
+    /// One MLP for all tokens.
     Dense(Gated<D>),
+    /// MLPs of which a router chooses for each token.
     Experts(Experts<D>),
 }
-
-/// The part of a decoder layer after its attention.
-pub struct Mlp<D: Device>(Kind<D>);
 
 impl<D: Operations> Gated<D> {
     fn random(
@@ -48,10 +47,7 @@ impl<D: Operations> Gated<D> {
         random: &mut fastrand::Rng,
         [count, hidden, inner]: [usize; 3],
     ) -> Result<Self> {
-        let mut matrices = |from: usize, to: usize| {
-            let spread = (3.0 / from as f32).sqrt();
-            Tensor::random(device, D::DTYPE, count * from * to, random, [0.0, spread])
-        };
+        let mut matrices = |from, to| Tensor::matrices(device, random, [count, from, to]);
         Ok(Self {
             count,
             inner,
@@ -104,20 +100,16 @@ impl<D: Operations> Mlp<D> {
             .filter(|routing| layer >= routing.first_layer)
         else {
             let shape = [1, hidden, config.widths.intermediate_size];
-            return Ok(Self(Kind::Dense(Gated::random(device, random, shape)?)));
+            return Gated::random(device, random, shape).map(Self::Dense);
         };
         let Routing { experts, inner, .. } = routing;
-        let mut around_0 =
-            |elements, spread| Tensor::random(device, D::DTYPE, elements, random, [0.0, spread]);
-        let router = around_0(hidden * experts, (3.0 / hidden as f32).sqrt())?;
-        let bias = around_0(experts, 0.1)?;
-        Ok(Self(Kind::Experts(Experts {
+        Ok(Self::Experts(Experts {
             routing,
-            router,
-            bias,
+            router: Tensor::matrices(device, random, [1, hidden, experts])?,
+            bias: Tensor::random(device, experts, random, [0.0, 0.1])?,
             routed: Gated::random(device, random, [experts, hidden, inner])?,
             shared: Gated::random(device, random, [1, hidden, routing.shared_inner()])?,
-        })))
+        }))
     }
 
     /// Enqueues the output for `scratch.normed`, `[T, hidden]`, to `scratch.delta`.
@@ -127,12 +119,12 @@ impl<D: Operations> Mlp<D> {
     /// If the device fails.
     pub fn enqueue(&self, device: &D, s: &mut Scratch<D>, shape: [usize; 2]) -> Result<()> {
         let [tokens, hidden] = shape;
-        let experts = match &self.0 {
-            Kind::Dense(mlp) => {
+        let experts = match self {
+            Self::Dense(mlp) => {
                 let room = [&mut s.normed, &mut s.gate_up, &mut s.inside, &mut s.delta];
                 return mlp.enqueue(device, shape, room);
             }
-            Kind::Experts(experts) => experts,
+            Self::Experts(experts) => experts,
         };
         let count = experts.routing.experts;
         let router = experts.router.view([1, hidden, count])?;

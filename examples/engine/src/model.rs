@@ -37,12 +37,8 @@ impl<D: Operations> Model<D> {
         let device = layer.device().clone();
         let (widths, mut random) = (config.widths, fastrand::Rng::with_seed(seed));
         let (hidden, vocab) = (widths.hidden_size, widths.vocab_size);
-        let norm = |random: &mut _| Tensor::random(&device, D::DTYPE, hidden, random, [1.0, 0.2]);
-        let matrix = |random: &mut _, from: usize, to: usize| {
-            let spread = (3.0 / from as f32).sqrt();
-            Tensor::random(&device, D::DTYPE, from * to, random, [0.0, spread])
-        };
-        let embedding = Tensor::random(&device, D::DTYPE, vocab * hidden, &mut random, [0.0, 1.0])?;
+        let norm = |random: &mut _| Tensor::random(&device, hidden, random, [1.0, 0.2]);
+        let embedding = Tensor::random(&device, vocab * hidden, &mut random, [0.0, 1.0])?;
         let decoder = |layer: usize, random: &mut fastrand::Rng| {
             Ok(Decoder {
                 attention_norm: norm(random)?,
@@ -56,7 +52,7 @@ impl<D: Operations> Model<D> {
             decoders: decoders.collect::<Result<_>>()?,
             embedding,
             norm: norm(&mut random)?,
-            head: matrix(&mut random, hidden, vocab)?,
+            head: Tensor::matrices(&device, &mut random, [1, hidden, vocab])?,
             common: Common {
                 rotary: RotaryTables::new(
                     &device,

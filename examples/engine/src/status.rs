@@ -18,7 +18,6 @@ const LINE: usize = 12;
 pub struct Status {
     bar: ProgressBar,
     unsaid: BTreeMap<RequestId, String>,
-    counts: BTreeMap<RequestId, usize>,
 }
 
 impl Status {
@@ -33,7 +32,6 @@ impl Status {
         Self {
             bar,
             unsaid: BTreeMap::new(),
-            counts: BTreeMap::new(),
         }
     }
 
@@ -77,13 +75,11 @@ impl Status {
 
     fn say(&mut self, id: RequestId, tokens: &[u32]) -> io::Result<()> {
         let unsaid = self.unsaid.entry(id).or_default();
-        let count = self.counts.entry(id).or_default();
         for token in tokens {
             unsaid.push(' ');
             unsaid.push_str(&word(*token));
-            *count += 1;
         }
-        match *count >= LINE {
+        match unsaid.split_whitespace().count() >= LINE {
             true => self.flush(id, ""),
             false => Ok(()),
         }
@@ -98,7 +94,6 @@ impl Status {
     }
 
     fn flush(&mut self, id: RequestId, end: &str) -> io::Result<()> {
-        self.counts.remove(&id);
         let unsaid = self.unsaid.remove(&id).unwrap_or_default();
         match unsaid.is_empty() && end.is_empty() {
             true => Ok(()),

@@ -3,21 +3,19 @@
 use mla_runtime::Result;
 use mla_runtime::prelude::*;
 
-/// Rows of numbers without gaps.
-pub struct Tensor<D: Device> {
-    buffer: D::Buffer,
-    dtype: DType,
-}
+use crate::operations::Operations;
 
-impl<D: Device> Tensor<D> {
+/// Rows of numbers without gaps, in the device's dtype.
+pub struct Tensor<D: Device>(D::Buffer);
+
+impl<D: Operations> Tensor<D> {
     /// Makes `elements` zeros.
     ///
     /// # Errors
     ///
     /// If the device has no memory left.
-    pub fn zeros(device: &D, dtype: DType, elements: usize) -> Result<Self> {
-        let buffer = device.allocate(elements * dtype.bytes())?;
-        Ok(Self { buffer, dtype })
+    pub fn zeros(device: &D, elements: usize) -> Result<Self> {
+        device.allocate(elements * D::DTYPE.bytes()).map(Self)
     }
 
     /// Makes random numbers around `mean`, evenly distributed within `spread`.
@@ -27,23 +25,36 @@ impl<D: Device> Tensor<D> {
     /// Fails as [`Self::zeros`] does.
     pub fn random(
         device: &D,
-        dtype: DType,
         elements: usize,
         random: &mut fastrand::Rng,
         [mean, spread]: [f32; 2],
     ) -> Result<Self> {
-        let mut bytes = Vec::with_capacity(elements * dtype.bytes());
+        let mut bytes = Vec::with_capacity(elements * D::DTYPE.bytes());
         for _ in 0..elements {
             let value = mean + (2.0 * random.f32() - 1.0) * spread;
-            match dtype {
+            match D::DTYPE {
                 DType::F32 => bytes.extend(value.to_le_bytes()),
                 DType::BF16 => bytes.extend(half::bf16::from_f32(value).to_le_bytes()),
                 DType::F16 => bytes.extend(half::f16::from_f32(value).to_le_bytes()),
             }
         }
-        let mut tensor = Self::zeros(device, dtype, elements)?;
-        device.upload(&bytes, D::bytes_mut(&mut tensor.buffer))?;
+        let mut tensor = Self::zeros(device, elements)?;
+        device.upload(&bytes, D::bytes_mut(&mut tensor.0))?;
         Ok(tensor)
+    }
+
+    /// Makes `count` random matrices, each `[from, to]`, whose products keep the magnitude of rows.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Self::zeros`] does.
+    pub fn matrices(
+        device: &D,
+        random: &mut fastrand::Rng,
+        [count, from, to]: [usize; 3],
+    ) -> Result<Self> {
+        let spread = (3.0 / from as f32).sqrt();
+        Self::random(device, count * from * to, random, [0.0, spread])
     }
 
     /// Returns the first elements as a tensor of this shape.
@@ -52,10 +63,7 @@ impl<D: Device> Tensor<D> {
     ///
     /// If there are fewer elements.
     pub fn view(&self, shape: [usize; 3]) -> Result<TensorRef<'_, D>> {
-        TensorRef::new(
-            D::bytes(&self.buffer),
-            Layout::contiguous(self.dtype, shape),
-        )
+        TensorRef::new(D::bytes(&self.0), Layout::contiguous(D::DTYPE, shape))
     }
 
     /// Returns the same view for writing.
@@ -64,8 +72,10 @@ impl<D: Device> Tensor<D> {
     ///
     /// If there are fewer elements.
     pub fn view_mut(&mut self, shape: [usize; 3]) -> Result<TensorMut<'_, D>> {
-        let layout = Layout::contiguous(self.dtype, shape);
-        TensorMut::new(D::bytes_mut(&mut self.buffer), layout)
+        TensorMut::new(
+            D::bytes_mut(&mut self.0),
+            Layout::contiguous(D::DTYPE, shape),
+        )
     }
 }
 
