@@ -1,71 +1,14 @@
-//! Dense absorbed decode for the kernels of all families: calls through the kernels' C interface,
-//! and the backends that make these calls.
+//! Calls of dense absorbed decode through the kernels' C interface, for the kernels of all families.
 
-use std::ffi::c_void;
-
-use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, Output, StepLimits};
+use mla_runtime::backend::{DecodeCall, LayerConfig, Output, StepLimits};
 use mla_runtime::model::KvFormat;
-use mla_runtime::spec::{BackendSpec, Feature, Problem};
-use mla_runtime::tensor::Memory as _;
+use mla_runtime::spec::{BackendSpec, Feature};
 use mla_runtime::{Error, Result};
 
-use crate::backends::workspace;
+use super::kernel::State;
+use crate::device::Cuda;
 use crate::device::argument::{dtype_code, format_code, narrow, wide};
-use crate::device::{Buffer, Cuda};
 use crate::raw;
-
-/// The functions of a family's kernel, `mla_decode_<family>` and `mla_decode_<family>_workspace` of
-/// `mla_<family>.h`.
-pub(super) trait DenseKernel: Copy {
-    /// Writes the bytes of the workspace to `bytes`.
-    ///
-    /// # Safety
-    ///
-    /// A context is current, as the header says.
-    unsafe fn workspace(self, params: &raw::MlaDecodeParams, bytes: &mut usize) -> raw::MlaStatus;
-
-    /// Enqueues a call.
-    ///
-    /// # Safety
-    ///
-    /// Every address in `params` is as the header says.
-    unsafe fn launch(self, params: &raw::MlaDecodeParams, stream: *mut c_void) -> raw::MlaStatus;
-}
-
-/// A workspace. It limits the query tokens of a request, but not the number of requests.
-pub struct AbsorbedState {
-    made_for: Problem,
-    workspace: Buffer,
-    query_len: usize,
-}
-
-impl AbsorbedState {
-    /// Allocates a workspace of `bytes` bytes, for requests of up to `query_len` query tokens.
-    fn new(config: &LayerConfig, device: &Cuda, bytes: usize, query_len: usize) -> Result<Self> {
-        // The kernels' counters in it have to begin at zero.
-        Ok(Self {
-            made_for: config.problem,
-            workspace: device.allocate(bytes)?,
-            query_len,
-        })
-    }
-
-    /// Checks that the batch's requests have no more query tokens than the workspace was made for.
-    pub(super) fn check(&self, batch: &DecodeBatch<'_, Cuda>) -> Result<()> {
-        if batch.max_query_len <= self.query_len {
-            return Ok(());
-        }
-        let accepted = format!(
-            "at most {}, for which the workspace was made",
-            self.query_len
-        );
-        Err(Error::argument(
-            "max_query_len",
-            batch.max_query_len,
-            accepted,
-        ))
-    }
-}
 
 fn batch_invariant(config: &LayerConfig) -> bool {
     config.problem.features.contains(Feature::BatchInvariant)
@@ -73,13 +16,13 @@ fn batch_invariant(config: &LayerConfig) -> bool {
 
 /// Returns the parameters that do not depend on a tensor. They suffice for a kernel's checks and
 /// for the size of its workspace.
-fn shape(config: &LayerConfig, query_len: usize) -> Result<raw::MlaDecodeParams> {
+pub(super) fn shape(config: &LayerConfig) -> Result<raw::MlaDecodeParams> {
     let problem = &config.problem;
     // A launch would refuse these null pointers. The query of the workspace's size reads none of
     // them.
     Ok(raw::MlaDecodeParams {
         heads: narrow("heads", problem.heads as usize)?,
-        query_len: narrow("query length", query_len)?,
+        query_len: 1,
         requests: 1,
         page_size: narrow("page_size", problem.page_size as usize)?,
         latent_dim: narrow("latent", problem.dims.latent as usize)?,
@@ -96,39 +39,23 @@ fn shape(config: &LayerConfig, query_len: usize) -> Result<raw::MlaDecodeParams>
 
 /// Returns the parameters of the largest step within the limits. A kernel's workspace depends on
 /// them, and a kernel may refuse them before anything is launched.
-fn largest(config: &LayerConfig, limits: &StepLimits) -> Result<raw::MlaDecodeParams> {
-    let mut params = shape(config, limits.decode_query_len.max(1))?;
+pub(super) fn largest(config: &LayerConfig, limits: &StepLimits) -> Result<raw::MlaDecodeParams> {
+    let mut params = shape(config)?;
+    params.query_len = narrow("query length", limits.decode_query_len.max(1))?;
     params.requests = narrow("limits.requests", limits.requests.max(1))?;
     params.max_pages = narrow("limits.pages_per_request", limits.pages_per_request)?;
     Ok(params)
 }
 
-/// Names the step's limits in an error about the parameters that [`largest`] returned.
-fn of_limits(error: Error) -> Error {
-    match error {
-        Error::Argument {
-            field,
-            given,
-            accepted,
-        } if field == "requests" => Error::argument("limits.requests", given, accepted),
-        Error::Argument {
-            field,
-            given,
-            accepted,
-        } if field == "max_pages" => Error::argument("limits.pages_per_request", given, accepted),
-        error => error,
-    }
-}
-
 /// Returns the checked parameters of a call, or `None` if there is nothing to do.
-fn params(
+pub(super) fn params(
     config: &LayerConfig,
     spec: &BackendSpec,
     call: DecodeCall<'_, Cuda>,
-    state: &AbsorbedState,
+    state: &State,
 ) -> Result<Option<raw::MlaDecodeParams>> {
     call.check(config, spec)?;
-    state.made_for.check_same("state", &config.problem)?;
+    let workspace = state.workspace(config)?;
     let problem = &config.problem;
     let batch = &call.batch;
     state.check(batch)?;
@@ -149,10 +76,11 @@ fn params(
     };
     // A batch-invariant kernel is chosen for the longest request that there may be in any batch.
     let query_len = match batch_invariant(config) {
-        true => state.query_len,
+        true => state.query_len(),
         false => batch.max_query_len.max(1),
     };
-    let mut params = shape(config, query_len)?;
+    let mut params = shape(config)?;
+    params.query_len = narrow("query length", query_len)?;
     params.q_latent = latent.bytes().address() as *const _;
     params.q_rope = rope.bytes().address() as *const _;
     params.cache = call.cache.bytes().address() as *const _;
@@ -167,8 +95,8 @@ fn params(
         params.lse_head_stride = wide("lse", layout.row_stride)?;
         params.lse = lse.into_bytes().address() as *mut _;
     }
-    params.workspace = state.workspace.address() as *mut _;
-    params.workspace_bytes = state.workspace.len();
+    params.workspace = workspace.address() as *mut _;
+    params.workspace_bytes = workspace.len();
     params.q_latent_token_stride = wide("query latent", latent.layout().strides[0])?;
     params.q_latent_head_stride = wide("query latent", latent.layout().strides[1])?;
     params.q_rope_token_stride = wide("query rope", rope.layout().strides[0])?;
@@ -190,57 +118,4 @@ fn params(
     let used = batch.max_seq_len.div_ceil(cache.page_size).max(1);
     params.max_pages = narrow("max pages", used.min(batch.block_table.max_pages()))?;
     Ok(Some(params))
-}
-
-fn workspace(
-    kernel: impl DenseKernel,
-    config: &LayerConfig,
-    device: &Cuda,
-    limits: &StepLimits,
-) -> Result<usize> {
-    let params = largest(config, limits)?;
-    // SAFETY: the context is current.
-    workspace::size(device, |bytes| unsafe { kernel.workspace(&params, bytes) }).map_err(of_limits)
-}
-
-pub(super) fn workspace_bytes(
-    kernel: impl DenseKernel,
-    config: &LayerConfig,
-    device: &Cuda,
-    limits: &StepLimits,
-) -> Result<u64> {
-    Ok(workspace(kernel, config, device, limits)? as u64)
-}
-
-pub(super) fn state(
-    kernel: impl DenseKernel,
-    config: &LayerConfig,
-    device: &Cuda,
-    limits: &StepLimits,
-) -> Result<AbsorbedState> {
-    let bytes = workspace(kernel, config, device, limits)?;
-    AbsorbedState::new(config, device, bytes, limits.decode_query_len.max(1))
-}
-
-/// # Safety
-///
-/// The contract of [`DecodeBackend::decode`](mla_runtime::backend::DecodeBackend::decode).
-pub(super) unsafe fn decode(
-    kernel: impl DenseKernel,
-    config: &LayerConfig,
-    spec: &BackendSpec,
-    device: &Cuda,
-    call: DecodeCall<'_, Cuda>,
-    state: &mut AbsorbedState,
-) -> Result<()> {
-    let Some(params) = params(config, spec, call, state)? else {
-        return Ok(());
-    };
-    device.bind()?;
-    // SAFETY: `params` checked every tensor and array to hold what its layout says, and the layouts
-    // agree. The contents of the arrays keep to the contract of a call, by the caller's promise.
-    // The workspace was allocated zeroed for this many query tokens by the same kernel's query. It
-    // is borrowed mutably, so no other launch of this stream uses it at the same time. The status
-    // is the launch's own.
-    unsafe { raw::check("decode", kernel.launch(&params, device.raw_stream())) }
 }

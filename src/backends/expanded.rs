@@ -1,100 +1,17 @@
-//! Expanded prefill for the kernels of all families: calls through the kernels' C interface, and
-//! what the backends that make these calls share.
+//! Calls of expanded prefill through the kernels' C interface, for the kernels of all families.
 
-use std::ffi::c_void;
-
-use mla_runtime::backend::{Keys, LayerConfig, Output, PrefillCall};
+use mla_runtime::backend::{Keys, LayerConfig, Output, PrefillCall, StepLimits};
 use mla_runtime::spec::{BackendSpec, Feature};
-use mla_runtime::tensor::{Memory as _, TensorRef};
+use mla_runtime::tensor::TensorRef;
 use mla_runtime::{Error, Result};
 
-use crate::backends::workspace;
+use super::kernel::State;
+use crate::device::Cuda;
 use crate::device::argument::{dtype_code, narrow, wide};
-use crate::device::{Buffer, Cuda};
 use crate::raw;
 
-/// The functions of a family's kernel: `mla_prefill_<family>` of `mla_<family>.h`, and those for
-/// its workspace.
-pub(super) trait ExpandedKernel: Copy {
-    /// Loads the kernel, so that no launch has to.
-    ///
-    /// # Safety
-    ///
-    /// A context is current, as the header says.
-    unsafe fn load(self, params: &raw::MlaPrefillParams) -> raw::MlaStatus;
-
-    /// Writes the bytes of the workspace to `bytes`.
-    ///
-    /// # Safety
-    ///
-    /// A context is current, as the header says.
-    unsafe fn workspace(self, params: &raw::MlaPrefillParams, bytes: &mut usize) -> raw::MlaStatus;
-
-    /// Enqueues a call.
-    ///
-    /// # Safety
-    ///
-    /// Every address in `params` is as the header says.
-    unsafe fn launch(self, params: &raw::MlaPrefillParams, stream: *mut c_void) -> raw::MlaStatus;
-}
-
-/// Loads the kernel for this layer, or refuses a layer that no kernel supports.
-pub(super) fn load(kernel: impl ExpandedKernel, config: &LayerConfig, device: &Cuda) -> Result<()> {
-    let params = shape(config)?;
-    device.bind()?;
-    // SAFETY: the context is current.
-    unsafe { raw::check("load prefill kernels", kernel.load(&params)) }
-}
-
-fn workspace(kernel: impl ExpandedKernel, config: &LayerConfig, device: &Cuda) -> Result<usize> {
-    let params = shape(config)?;
-    // SAFETY: the query is made with the context current.
-    workspace::size(device, |bytes| unsafe { kernel.workspace(&params, bytes) })
-}
-
-pub(super) fn workspace_bytes(
-    kernel: impl ExpandedKernel,
-    config: &LayerConfig,
-    device: &Cuda,
-) -> Result<u64> {
-    Ok(workspace(kernel, config, device)? as u64)
-}
-
-pub(super) fn state(
-    kernel: impl ExpandedKernel,
-    config: &LayerConfig,
-    device: &Cuda,
-) -> Result<Buffer> {
-    // The kernel's counters in the workspace have to begin at zero.
-    device.allocate(workspace(kernel, config, device)?)
-}
-
-/// # Safety
-///
-/// The contract of [`PrefillBackend::prefill`](mla_runtime::backend::PrefillBackend::prefill).
-pub(super) unsafe fn prefill(
-    kernel: impl ExpandedKernel,
-    config: &LayerConfig,
-    spec: &BackendSpec,
-    device: &Cuda,
-    call: PrefillCall<'_, Cuda>,
-    workspace: &mut Buffer,
-) -> Result<()> {
-    let Some(mut params) = params(config, spec, call)? else {
-        return Ok(());
-    };
-    params.workspace = workspace.address() as *mut _;
-    params.workspace_bytes = workspace.len();
-    device.bind()?;
-    // SAFETY: `params` checked every tensor to hold what its layout says, and the layouts agree.
-    // The contents of the arrays keep to the contract of a call, by the caller's promise. The
-    // output and the workspace are borrowed mutably. The workspace was allocated zeroed by the same
-    // kernel's query. The status is the launch's own.
-    unsafe { raw::check("prefill", kernel.launch(&params, device.raw_stream())) }
-}
-
 /// Returns the parameters that do not depend on a tensor. They suffice to choose the kernel.
-fn shape(config: &LayerConfig) -> Result<raw::MlaPrefillParams> {
+pub(super) fn shape(config: &LayerConfig) -> Result<raw::MlaPrefillParams> {
     if !(config.softmax_scale.is_finite() && config.softmax_scale > 0.0) {
         return Err(Error::argument(
             "softmax_scale",
@@ -115,6 +32,11 @@ fn shape(config: &LayerConfig) -> Result<raw::MlaPrefillParams> {
         batch_invariant: problem.features.contains(Feature::BatchInvariant).into(),
         ..Default::default()
     })
+}
+
+/// Returns the parameters of the largest step. The kernels' workspaces do not depend on its size.
+pub(super) fn largest(config: &LayerConfig, _: &StepLimits) -> Result<raw::MlaPrefillParams> {
+    shape(config)
 }
 
 /// Address and strides of one of the two parts of all keys.
@@ -150,14 +72,15 @@ fn key_sources(keys: &Keys<'_, Cuda>, nope_bytes: usize) -> [KeySource; 2] {
     }
 }
 
-/// Returns the checked parameters of a call without a workspace, or `None` if there is nothing to
-/// do.
-fn params(
+/// Returns the checked parameters of a call, or `None` if there is nothing to do.
+pub(super) fn params(
     config: &LayerConfig,
     spec: &BackendSpec,
     call: PrefillCall<'_, Cuda>,
+    state: &State,
 ) -> Result<Option<raw::MlaPrefillParams>> {
     call.check(config, spec)?;
+    let workspace = state.workspace(config)?;
     let problem = &config.problem;
     let nope = problem.dims.head.nope as usize;
     let causal = call.is_causal();
@@ -207,5 +130,7 @@ fn params(
     params.max_query_len = narrow("max_query_len", call.max_query_len)?;
     params.max_key_len = narrow("max_key_len", call.max_key_len)?;
     params.causal = i32::from(causal);
+    params.workspace = workspace.address() as *mut _;
+    params.workspace_bytes = workspace.len();
     Ok(Some(params))
 }

@@ -10,14 +10,17 @@ use mla_runtime::spec::CompiledFamily;
 // Modules that the backends share.
 #[cfg(feature = "gpu")]
 #[allow(dead_code, reason = "which of it a build uses depends on its families")]
-#[allow(
-    unreachable_pub,
-    reason = "the types of backends are public, and name the state"
-)]
 mod absorbed;
 #[cfg(feature = "gpu")]
 #[allow(dead_code, reason = "as above")]
 mod expanded;
+#[cfg(feature = "gpu")]
+#[allow(dead_code, reason = "as above")]
+#[allow(
+    unreachable_pub,
+    reason = "the types of backends are public, and name the state"
+)]
+mod kernel;
 pub mod sm100;
 pub mod sm80;
 pub mod sm90;
@@ -25,9 +28,6 @@ pub mod sm90;
 #[allow(dead_code, reason = "as above")]
 mod sparse;
 mod template;
-#[cfg(feature = "gpu")]
-#[allow(dead_code, reason = "as above")]
-mod workspace;
 
 /// Defines the lists to which each family adds.
 macro_rules! families {

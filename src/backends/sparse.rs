@@ -1,11 +1,12 @@
 //! Calls of sparse absorbed attention through the kernels' C interface, for the kernels of all
 //! families.
 
-use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, Output};
+use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, Output, StepLimits};
 use mla_runtime::spec::BackendSpec;
 use mla_runtime::tensor::{ArrayRef, CacheRef};
 use mla_runtime::{Error, Result};
 
+use super::kernel::State;
 use crate::device::Cuda;
 use crate::device::argument::{dtype_code, format_code, narrow, wide};
 use crate::raw;
@@ -26,13 +27,21 @@ pub(super) fn shape(config: &LayerConfig) -> Result<raw::MlaSparseParams> {
     })
 }
 
-/// Returns the checked parameters of a call, or `None` if there is nothing to do.
+/// Returns the parameters of the largest step. The kernels' workspaces do not depend on its size.
+pub(super) fn largest(config: &LayerConfig, _: &StepLimits) -> Result<raw::MlaSparseParams> {
+    shape(config)
+}
+
+/// Returns the checked parameters of a call, or `None` if there is nothing to do. The workspace is
+/// not among them.
 pub(super) fn params(
     config: &LayerConfig,
     spec: &BackendSpec,
     call: DecodeCall<'_, Cuda>,
+    state: &State,
 ) -> Result<Option<raw::MlaSparseParams>> {
     call.check(config, spec)?;
+    state.workspace(config)?;
     let problem = &config.problem;
     let [latent, rope] = call.query.parts(problem.dims.latent as usize)?;
     let tokens = latent.shape()[0];

@@ -1,12 +1,20 @@
 //! The `impl` blocks of backends that launch one kernel, written once for all families.
 //!
-//! The blocks call `absorbed` and `expanded`, which a build without kernels leaves out. They are in
-//! this module because in such a build the attribute turns them into absent entries.
+//! The blocks call `kernel` and the module of the calls, which a build without kernels leaves out.
+//! They are in this module because in such a build the attribute turns them into absent entries.
 
-/// Defines a backend's type: the layer's configuration and the kernel. With its feature off, the
-/// type has no fields.
-macro_rules! backend_type {
-    ($(#[$about:meta])* $backend:ident: $kernel:path, $feature:tt) => {
+/// Defines a backend from its trait, its calls and their module, its type, its kernel (a `Kernel`),
+/// its feature and its other claims. A batch to `prepare` is checked against the state. With the
+/// feature off, the type has no fields.
+macro_rules! kernel_backend {
+    (
+        $phase:ident::$attend:ident($call:ident) by $calls:ident, $operation:literal,
+        prepare($($batch:ident)?),
+        $(#[$about:meta])*
+        $backend:ident: $kernel:path,
+        feature = $feature:tt,
+        $($claims:tt)*
+    ) => {
         $(#[$about])*
         #[derive(Debug)]
         pub struct $backend {
@@ -15,102 +23,11 @@ macro_rules! backend_type {
             #[cfg(feature = $feature)]
             pub(super) kernel: $kernel,
         }
-    };
-}
-
-/// Defines a dense decode backend from its type, its kernel (a `DenseKernel`), its feature and its
-/// other claims.
-macro_rules! dense_backend {
-    (
-        $(#[$about:meta])*
-        $backend:ident: $kernel:path,
-        feature = $feature:tt,
-        $($claims:tt)*
-    ) => {
-        $crate::backends::template::backend_type! { $(#[$about])* $backend: $kernel, $feature }
 
         #[mla_runtime::mla_backend(feature = $feature, $($claims)*)]
-        impl mla_runtime::backend::DecodeBackend for $backend {
+        impl mla_runtime::backend::$phase for $backend {
             type Device = $crate::device::Cuda;
-            type State = $crate::backends::absorbed::AbsorbedState;
-            type Metadata = ();
-
-            fn new(
-                _: &Self::Device,
-                config: &mla_runtime::backend::LayerConfig,
-            ) -> mla_runtime::Result<Self> {
-                Ok(Self { config: *config, kernel: Default::default() })
-            }
-
-            fn workspace_bytes(
-                &self,
-                device: &Self::Device,
-                limits: &mla_runtime::backend::StepLimits,
-            ) -> mla_runtime::Result<u64> {
-                $crate::backends::absorbed::workspace_bytes(
-                    self.kernel, &self.config, device, limits,
-                )
-            }
-
-            fn state(
-                &self,
-                device: &Self::Device,
-                limits: &mla_runtime::backend::StepLimits,
-            ) -> mla_runtime::Result<Self::State> {
-                $crate::backends::absorbed::state(self.kernel, &self.config, device, limits)
-            }
-
-            fn metadata(
-                &self,
-                _: &Self::Device,
-                _: &mla_runtime::backend::StepLimits,
-            ) -> mla_runtime::Result<()> {
-                Ok(())
-            }
-
-            fn prepare(
-                &self,
-                _: &Self::Device,
-                batch: &mla_runtime::backend::DecodeBatch<'_, Self::Device>,
-                state: &mut Self::State,
-                (): &mut (),
-            ) -> mla_runtime::Result<()> {
-                state.check(batch)
-            }
-
-            unsafe fn decode(
-                &self,
-                device: &Self::Device,
-                call: mla_runtime::backend::DecodeCall<'_, Self::Device>,
-                state: &mut Self::State,
-                (): &(),
-            ) -> mla_runtime::Result<()> {
-                // SAFETY: the caller keeps to the same contract.
-                unsafe {
-                    $crate::backends::absorbed::decode(
-                        self.kernel, &self.config, &Self::SPEC, device, call, state,
-                    )
-                }
-            }
-        }
-    };
-}
-
-/// Defines an expanded prefill backend from its type, its kernel (an `ExpandedKernel`), its feature
-/// and its other claims.
-macro_rules! expanded_backend {
-    (
-        $(#[$about:meta])*
-        $backend:ident: $kernel:path,
-        feature = $feature:tt,
-        $($claims:tt)*
-    ) => {
-        $crate::backends::template::backend_type! { $(#[$about])* $backend: $kernel, $feature }
-
-        #[mla_runtime::mla_backend(feature = $feature, $($claims)*)]
-        impl mla_runtime::backend::PrefillBackend for $backend {
-            type Device = $crate::device::Cuda;
-            type State = $crate::device::Buffer;
+            type State = $crate::backends::kernel::State;
             type Metadata = ();
 
             fn new(
@@ -118,24 +35,30 @@ macro_rules! expanded_backend {
                 config: &mla_runtime::backend::LayerConfig,
             ) -> mla_runtime::Result<Self> {
                 let kernel = Default::default();
-                $crate::backends::expanded::load(kernel, config, device)?;
+                let shape = $crate::backends::$calls::shape(config)?;
+                let operation = concat!("load ", $operation, " kernels");
+                $crate::backends::kernel::load(kernel, operation, &shape, device)?;
                 Ok(Self { config: *config, kernel })
             }
 
             fn workspace_bytes(
                 &self,
                 device: &Self::Device,
-                _: &mla_runtime::backend::StepLimits,
+                limits: &mla_runtime::backend::StepLimits,
             ) -> mla_runtime::Result<u64> {
-                $crate::backends::expanded::workspace_bytes(self.kernel, &self.config, device)
+                let largest = $crate::backends::$calls::largest(&self.config, limits)?;
+                let bytes =
+                    $crate::backends::kernel::workspace_bytes(self.kernel, &largest, device)?;
+                Ok(bytes as u64)
             }
 
             fn state(
                 &self,
                 device: &Self::Device,
-                _: &mla_runtime::backend::StepLimits,
+                limits: &mla_runtime::backend::StepLimits,
             ) -> mla_runtime::Result<Self::State> {
-                $crate::backends::expanded::state(self.kernel, &self.config, device)
+                let largest = $crate::backends::$calls::largest(&self.config, limits)?;
+                Self::State::new(self.kernel, &self.config, &largest, device, limits)
             }
 
             fn metadata(
@@ -146,17 +69,35 @@ macro_rules! expanded_backend {
                 Ok(())
             }
 
-            unsafe fn prefill(
+            $(
+                fn prepare(
+                    &self,
+                    _: &Self::Device,
+                    batch: &mla_runtime::backend::$batch<'_, Self::Device>,
+                    state: &mut Self::State,
+                    (): &mut (),
+                ) -> mla_runtime::Result<()> {
+                    state.check(batch)
+                }
+            )?
+
+            unsafe fn $attend(
                 &self,
                 device: &Self::Device,
-                call: mla_runtime::backend::PrefillCall<'_, Self::Device>,
-                workspace: &mut Self::State,
+                call: mla_runtime::backend::$call<'_, Self::Device>,
+                state: &mut Self::State,
                 (): &(),
             ) -> mla_runtime::Result<()> {
-                // SAFETY: the caller keeps to the same contract.
+                let (config, spec) = (&self.config, &Self::SPEC);
+                let Some(params) = $crate::backends::$calls::params(config, spec, call, state)?
+                else {
+                    return Ok(());
+                };
+                // SAFETY: `params` checked every tensor and array, and named the state's workspace.
+                // The caller promises the contents of the arrays.
                 unsafe {
-                    $crate::backends::expanded::prefill(
-                        self.kernel, &self.config, &Self::SPEC, device, call, workspace,
+                    $crate::backends::kernel::launch(
+                        self.kernel, $operation, &params, state, device,
                     )
                 }
             }
@@ -164,4 +105,34 @@ macro_rules! expanded_backend {
     };
 }
 
-pub(super) use {backend_type, dense_backend, expanded_backend};
+/// Defines a dense decode backend.
+macro_rules! dense_backend {
+    ($($backend:tt)*) => {
+        $crate::backends::template::kernel_backend! {
+            DecodeBackend::decode(DecodeCall) by absorbed, "decode", prepare(DecodeBatch),
+            $($backend)*
+        }
+    };
+}
+
+/// Defines a sparse decode backend.
+macro_rules! sparse_backend {
+    ($($backend:tt)*) => {
+        $crate::backends::template::kernel_backend! {
+            DecodeBackend::decode(DecodeCall) by sparse, "sparse attention", prepare(),
+            $($backend)*
+        }
+    };
+}
+
+/// Defines an expanded prefill backend.
+macro_rules! expanded_backend {
+    ($($backend:tt)*) => {
+        $crate::backends::template::kernel_backend! {
+            PrefillBackend::prefill(PrefillCall) by expanded, "prefill", prepare(),
+            $($backend)*
+        }
+    };
+}
+
+pub(super) use {dense_backend, expanded_backend, kernel_backend, sparse_backend};
