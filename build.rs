@@ -103,7 +103,10 @@ fn refusing(declarations: &str) -> String {
     named
         .map(|line| format!("{line}\n"))
         .collect::<String>()
-        .replace("unsafe extern \"C\" {\n    pub fn ", "pub unsafe fn ")
+        .replace(
+            "unsafe extern \"C\" {\n    pub fn ",
+            "pub unsafe extern \"C\" fn ",
+        )
         .replace(
             ") -> MlaStatus;\n}",
             ") -> MlaStatus {\n    super::left_out()\n}",

@@ -16,6 +16,8 @@ pub struct Gpu {
     pub capability: Capability,
     /// The size of the GPU's memory in bytes.
     pub memory: usize,
+    /// The number of multiprocessors (SMs).
+    pub multiprocessors: usize,
 }
 
 impl Gpu {
@@ -81,6 +83,7 @@ mod imp {
     use cudarc::driver::sys::{
         self, CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
         CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+        CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as SMS,
     };
 
     use super::{Capability, Cause, Gpu};
@@ -119,19 +122,17 @@ mod imp {
     fn describe(ordinal: usize) -> Result<Gpu, DriverError> {
         let device = result::device::get(i32::try_from(ordinal).unwrap_or(i32::MAX))?;
         // SAFETY: `device` was just returned by the driver, which is initialised.
-        let (major, minor, memory) = unsafe {
-            (
-                result::device::get_attribute(device, MAJOR)?,
-                result::device::get_attribute(device, MINOR)?,
-                result::device::total_mem(device)?,
-            )
-        };
+        let attribute = |name| unsafe { result::device::get_attribute(device, name) };
+        let (major, minor, multiprocessors) =
+            (attribute(MAJOR)?, attribute(MINOR)?, attribute(SMS)?);
         let part = |number: i32| u8::try_from(number).unwrap_or(0);
         Ok(Gpu {
             ordinal,
             name: result::device::get_name(device)?,
             capability: Capability::new(part(major), part(minor)),
-            memory,
+            // SAFETY: as for the attributes.
+            memory: unsafe { result::device::total_mem(device) }?,
+            multiprocessors: usize::try_from(multiprocessors).unwrap_or(0),
         })
     }
 

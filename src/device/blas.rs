@@ -87,35 +87,59 @@ impl Blas {
                     .to_owned(),
             });
         };
-        let product = Product::new((a, a_layout), (b, b_layout), c_layout)?;
-        let ([left, right], [batch, m, n, k]) = (product.factors, product.extents);
+        // A column-major output is the row-major output of the transposed product.
+        let is_row_major = is_contiguous(c_layout, 2);
+        let operand = |name, layout: &Layout| {
+            let turned = if is_row_major {
+                *layout
+            } else {
+                transposed(layout)
+            };
+            Operand::new(&turned).ok_or_else(|| strides_refused(name, layout))
+        };
+        let out = operand("gemm c", c_layout)?;
+        if out.transposed {
+            return Err(strides_refused("gemm c", c_layout));
+        }
+        let a = (a.address(), operand("gemm a", a_layout)?);
+        let b = (b.address(), operand("gemm b", b_layout)?);
+        let [batch, rows, columns] = c_layout.shape;
+        let ([(left, left_rows), (right, right_rows)], [m, n]) = match is_row_major {
+            true => ([a, b], [rows, columns]),
+            false => ([b, a], [columns, rows]),
+        };
+        let dtype = match c_layout.dtype {
+            DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
+            DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
+            DType::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
+        };
         let (alpha, beta) = (1f32, 0f32);
-        // SAFETY: the layouts were checked to lie within their bytes, and the product's operands
-        // describe the same elements in the order that cuBLAS counts them. `alpha` and `beta` are
-        // on the host and have the compute type. They are read before the call returns. The
-        // handle's stream and workspace live.
+        // SAFETY: the layouts were checked to lie within their bytes, and the operands describe the
+        // same elements in the order that cuBLAS counts them. `alpha` and `beta` are on the host
+        // and have the compute type. They are read before the call returns. The handle's stream and
+        // workspace live.
         unsafe {
             sys::cublasGemmStridedBatchedEx_64(
                 handle.raw,
-                right.operand.operation(),
-                left.operand.operation(),
+                right_rows.operation(),
+                left_rows.operation(),
                 n as i64,
                 m as i64,
-                k as i64,
+                a_layout.shape[2] as i64,
                 (&raw const alpha).cast(),
-                right.address as *const _,
-                product.dtype,
-                right.operand.row_stride,
-                right.operand.batch_stride,
-                left.address as *const _,
-                product.dtype,
-                left.operand.row_stride,
-                left.operand.batch_stride,
+                right as *const _,
+                dtype,
+                right_rows.row_stride,
+                right_rows.batch_stride,
+                left as *const _,
+                dtype,
+                left_rows.row_stride,
+                left_rows.batch_stride,
                 (&raw const beta).cast(),
                 c as *mut _,
-                product.dtype,
-                product.out.row_stride,
-                product.out.batch_stride,
+                dtype,
+                out.row_stride,
+                out.batch_stride,
                 batch as i64,
                 sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
                 sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
@@ -123,58 +147,6 @@ impl Blas {
             .result()
             .map_err(failed("gemm"))
         }
-    }
-}
-
-// The product `out[i] = left[i] · right[i]`, with rows of `out` that are contiguous.
-struct Product {
-    factors: [Factor; 2],
-    out: Operand,
-    // Sizes of the batch, of rows and columns of the result, and of the inner dimension.
-    extents: [usize; 4],
-    dtype: sys::cudaDataType_t,
-}
-
-struct Factor {
-    address: u64,
-    operand: Operand,
-}
-
-impl Product {
-    fn new(
-        (a, a_layout): (Bytes<'_>, &Layout),
-        (b, b_layout): (Bytes<'_>, &Layout),
-        c_layout: &Layout,
-    ) -> Result<Self> {
-        // Names of the factors in a refusal. They stay with the factors if these are exchanged.
-        let (a, b) = (("gemm a", a, a_layout), ("gemm b", b, b_layout));
-        let is_row_major = is_contiguous(c_layout, 2);
-        // A column-major output is the row-major output of the transposed product.
-        let ((left, right), turn): (_, fn(&Layout) -> Layout) = match is_row_major {
-            true => ((a, b), |layout| *layout),
-            false => ((b, a), transposed),
-        };
-        let factor = |(name, bytes, layout): (&'static str, Bytes<'_>, &Layout)| {
-            let operand =
-                Operand::new(&turn(layout)).ok_or_else(|| strides_refused(name, layout))?;
-            let address = bytes.address();
-            Ok::<_, Error>(Factor { address, operand })
-        };
-        let out = turn(c_layout);
-        let [batch, m, n] = out.shape;
-        let k = turn(left.2).shape[2];
-        Ok(Self {
-            out: Operand::new(&out)
-                .filter(|operand| !operand.transposed)
-                .ok_or_else(|| strides_refused("gemm c", c_layout))?,
-            factors: [factor(left)?, factor(right)?],
-            extents: [batch, m, n, k],
-            dtype: match out.dtype {
-                DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
-                DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
-                DType::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
-            },
-        })
     }
 }
 
@@ -250,47 +222,33 @@ fn strides_refused(operand: &'static str, layout: &Layout) -> Error {
 mod tests {
     use super::*;
 
-    fn layout(shape: [usize; 3], strides: [usize; 3]) -> Layout {
-        Layout {
-            dtype: DType::BF16,
+    /// Returns if the operand is transposed, and its strides of rows and of the batch.
+    fn operand(shape: [usize; 3], strides: [usize; 3]) -> Option<(bool, i64, i64)> {
+        let dtype = DType::BF16;
+        let operand = Operand::new(&Layout {
+            dtype,
             shape,
             strides,
-        }
+        })?;
+        Some((operand.transposed, operand.row_stride, operand.batch_stride))
     }
 
     #[test]
     fn operands_are_plain_or_transposed() {
-        let plain = Operand::new(&layout([2, 3, 4], [0, 8, 1])).unwrap();
-        assert_eq!(
-            (plain.transposed, plain.row_stride, plain.batch_stride),
-            (false, 8, 0)
-        );
-        let transposed = Operand::new(&layout([2, 3, 4], [12, 1, 3])).unwrap();
-        assert_eq!(
-            (
-                transposed.transposed,
-                transposed.row_stride,
-                transposed.batch_stride
-            ),
-            (true, 3, 12)
-        );
+        assert_eq!(operand([2, 3, 4], [0, 8, 1]), Some((false, 8, 0)));
+        assert_eq!(operand([2, 3, 4], [12, 1, 3]), Some((true, 3, 12)));
     }
 
     #[test]
     fn strides_of_single_rows_do_not_matter() {
-        let row = Operand::new(&layout([1, 1, 4], [7, 0, 1])).unwrap();
-        assert_eq!(
-            (row.transposed, row.row_stride, row.batch_stride),
-            (false, 4, 0)
-        );
-        let column = Operand::new(&layout([1, 4, 1], [0, 5, 9])).unwrap();
-        assert_eq!((column.transposed, column.row_stride), (false, 5));
+        assert_eq!(operand([1, 1, 4], [7, 0, 1]), Some((false, 4, 0)));
+        assert_eq!(operand([1, 4, 1], [0, 5, 9]), Some((false, 5, 0)));
     }
 
     #[test]
     fn scattered_and_overlapping_matrices_are_refused() {
         for strides in [[1, 8, 2], [1, 2, 1]] {
-            assert!(Operand::new(&layout([1, 3, 4], strides)).is_none());
+            assert_eq!(operand([1, 3, 4], strides), None);
         }
     }
 }

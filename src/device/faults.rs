@@ -54,12 +54,7 @@ impl Faults {
     }
 
     fn counter(&self, operation: Operation) -> &Counter {
-        let [allocation, launch, upload] = &self.0;
-        match operation {
-            Operation::Allocation => allocation,
-            Operation::Launch => launch,
-            Operation::Upload => upload,
-        }
+        &self.0[operation as usize]
     }
 }
 

@@ -1,20 +1,22 @@
 //! Memory of a GPU: owned, borrowed, and lent by other owners.
 
+use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::CUresult;
+use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaStream, DriverError, result};
+use mla_runtime::tensor::Memory;
 use mla_runtime::{Error, Result};
 
-use super::failed;
 #[cfg(feature = "faults")]
 use super::faults::{Faults, Operation};
 use super::stream::{self, StreamId};
+use super::{Cuda, failed};
 
-/// Device memory that was allocated through a [`Cuda`](super::Cuda). Dropping it frees the memory.
+/// Device memory that was allocated through a [`Cuda`]. Dropping it frees the memory.
 ///
 /// It is a plain allocation at one address for its whole life, as captured graphs, peer access and
 /// NCCL need it. Freeing waits for the stream on which it was allocated. It cannot wait while the
@@ -144,18 +146,14 @@ impl Buffer {
 
     /// Borrows all bytes for reading.
     pub fn bytes(&self) -> Bytes<'_> {
-        let Self { address, len, .. } = *self;
-        Bytes::at(address, len, Some(StreamId::of(&self.stream)))
+        Bytes::at(self.address, self.len, Some(StreamId::of(&self.stream)))
     }
 
     /// Borrows all bytes for writing.
     pub fn bytes_mut(&mut self) -> BytesMut<'_> {
-        let Self { address, len, .. } = *self;
-        BytesMut::at(address, len, Some(StreamId::of(&self.stream)))
+        BytesMut::of(self.bytes())
     }
-}
 
-impl Buffer {
     /// Frees the memory once the stream has passed every launch that uses it. After an error the
     /// memory stays allocated, since it may be in use.
     fn free(&self) -> std::result::Result<(), DriverError> {
@@ -214,7 +212,7 @@ impl Bytes<'_> {
     /// the stream has passed every launch that reads them, they stay allocated and nothing else
     /// writes them. This holds for each device that the bytes are used on. A caller that uses them
     /// on several devices orders their streams, by events through
-    /// [`Cuda::stream`](super::Cuda::stream).
+    /// [`Cuda::stream`].
     pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
         Self::at(address, len, None)
     }
@@ -226,12 +224,6 @@ impl Bytes<'_> {
     /// The contract of [`from_raw`](Self::from_raw) holds on that stream.
     pub(super) const unsafe fn ordered(address: u64, len: usize, stream: StreamId) -> Self {
         Self::at(address, len, Some(stream))
-    }
-
-    /// Returns the stream that orders accesses, or `None` if the code that made the view orders
-    /// them.
-    pub(super) fn stream(self) -> Option<StreamId> {
-        self.stream
     }
 
     /// Returns the device address.
@@ -248,33 +240,18 @@ impl Bytes<'_> {
     pub fn is_empty(self) -> bool {
         self.len == 0
     }
-
-    pub(super) fn range(self, range: Range<usize>) -> Self {
-        assert!(
-            range.start <= range.end && range.end <= self.len,
-            "{range:?} of {} bytes",
-            self.len
-        );
-        let address = self.address + range.start as u64;
-        Self::at(address, range.len(), self.stream)
-    }
 }
 
 /// A view of device memory for writing.
 pub struct BytesMut<'a> {
-    address: u64,
-    len: usize,
-    /// The stream that orders accesses, as in [`Bytes`].
-    stream: Option<StreamId>,
+    bytes: Bytes<'a>,
     owner: PhantomData<&'a mut [u8]>,
 }
 
-impl BytesMut<'_> {
-    const fn at(address: u64, len: usize, stream: Option<StreamId>) -> Self {
+impl<'a> BytesMut<'a> {
+    const fn of(bytes: Bytes<'a>) -> Self {
         Self {
-            address,
-            len,
-            stream,
+            bytes,
             owner: PhantomData,
         }
     }
@@ -285,7 +262,7 @@ impl BytesMut<'_> {
     ///
     /// The conditions of [`Bytes::from_raw`] hold, and nothing else reads the bytes either.
     pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
-        Self::at(address, len, None)
+        Self::of(Bytes::at(address, len, None))
     }
 
     /// Views memory that `stream` orders.
@@ -294,38 +271,168 @@ impl BytesMut<'_> {
     ///
     /// The contract of [`from_raw`](Self::from_raw) holds on that stream.
     pub(super) const unsafe fn ordered(address: u64, len: usize, stream: StreamId) -> Self {
-        Self::at(address, len, Some(stream))
+        Self::of(Bytes::at(address, len, Some(stream)))
     }
 
     /// Returns the device address.
     pub fn address(&self) -> u64 {
-        self.address
+        self.bytes.address
     }
 
     /// Returns the number of bytes.
     pub fn len(&self) -> usize {
-        self.len
+        self.bytes.len
     }
 
     /// True if there are no bytes.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
+    }
+}
+
+impl Memory for Cuda {
+    type Buffer = Buffer;
+    type Bytes<'a> = Bytes<'a>;
+    type BytesMut<'a> = BytesMut<'a>;
+
+    fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        Buffer::zeroed(self.stream(), bytes, self.account())
     }
 
-    pub(super) fn split(self, at: usize) -> (Self, Self) {
-        assert!(at <= self.len, "{at} of {} bytes", self.len);
-        let behind = self.address + at as u64;
+    fn bytes(buffer: &Buffer) -> Self::Bytes<'_> {
+        buffer.bytes()
+    }
+
+    fn bytes_mut(buffer: &mut Buffer) -> Self::BytesMut<'_> {
+        buffer.bytes_mut()
+    }
+
+    fn byte_len(bytes: Self::Bytes<'_>) -> usize {
+        bytes.len()
+    }
+
+    fn byte_len_mut(bytes: &Self::BytesMut<'_>) -> usize {
+        bytes.len()
+    }
+
+    fn address(bytes: Self::Bytes<'_>) -> usize {
+        bytes.address() as usize
+    }
+
+    fn byte_range(bytes: Self::Bytes<'_>, range: Range<usize>) -> Self::Bytes<'_> {
+        assert!(
+            range.start <= range.end && range.end <= bytes.len,
+            "{range:?} of {} bytes",
+            bytes.len
+        );
+        let address = bytes.address + range.start as u64;
+        Bytes::at(address, range.len(), bytes.stream)
+    }
+
+    fn split_mut(bytes: Self::BytesMut<'_>, at: usize) -> (Self::BytesMut<'_>, Self::BytesMut<'_>) {
+        let (bytes, len) = (bytes.bytes, bytes.len());
         (
-            Self::at(self.address, at, self.stream),
-            Self::at(behind, self.len - at, self.stream),
+            BytesMut::of(Self::byte_range(bytes, 0..at)),
+            BytesMut::of(Self::byte_range(bytes, at..len)),
         )
     }
 
-    pub(super) fn reborrow(&mut self) -> BytesMut<'_> {
-        BytesMut::at(self.address, self.len, self.stream)
+    fn shorten<'short, 'long: 'short>(bytes: Self::Bytes<'long>) -> Self::Bytes<'short> {
+        bytes
     }
 
-    pub(super) fn freeze(&self) -> Bytes<'_> {
-        Bytes::at(self.address, self.len, self.stream)
+    fn reborrow<'a>(bytes: &'a mut Self::BytesMut<'_>) -> Self::BytesMut<'a> {
+        BytesMut::of(bytes.bytes)
     }
+
+    fn freeze<'a>(bytes: &'a Self::BytesMut<'_>) -> Self::Bytes<'a> {
+        bytes.bytes
+    }
+
+    fn check_bytes(&self, field: &'static str, bytes: Bytes<'_>) -> Result<()> {
+        bytes
+            .stream
+            .map_or(Ok(()), |stream| self.check_stream(field, stream))
+    }
+
+    fn upload(&self, from: &[u8], to: BytesMut<'_>) -> Result<()> {
+        same_length(from.len(), to.len())?;
+        self.check_bytes("device bytes", to.bytes)?;
+        if from.is_empty() {
+            return Ok(());
+        }
+        #[cfg(feature = "faults")]
+        self.account().faults().reach(Operation::Upload)?;
+        self.make_current()?;
+        refuse_capture(self)?;
+        // SAFETY: the destination is as long as the source. No graph is being captured, so the
+        // driver has copied from ordinary host memory when the call returns. A copy from memory
+        // that is registered with the driver may still be running, so it is waited for.
+        unsafe { result::memcpy_htod_async(to.address(), from, self.stream().cu_stream()) }
+            .map_err(failed("upload"))?;
+        match is_registered(from) {
+            true => self.synchronize(),
+            false => Ok(()),
+        }
+    }
+
+    fn download(&self, from: Bytes<'_>, to: &mut [u8]) -> Result<()> {
+        same_length(to.len(), from.len())?;
+        self.check_bytes("device bytes", from)?;
+        if to.is_empty() {
+            return self.synchronize();
+        }
+        self.make_current()?;
+        // SAFETY: the source is as long as the destination. The destination is borrowed until the
+        // copy is done.
+        unsafe { result::memcpy_dtoh_async(to, from.address(), self.stream().cu_stream()) }
+            .map_err(failed("download"))?;
+        self.synchronize()
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.make_current()?;
+        stream::synchronize(self.stream()).map_err(failed("synchronize"))
+    }
+}
+
+/// Refuses a capture. A graph would read the host's memory at each replay, when that memory may be
+/// freed.
+fn refuse_capture(device: &Cuda) -> Result<()> {
+    if !device.is_capturing()? {
+        return Ok(());
+    }
+    Err(Error::Device {
+        device: "cuda",
+        operation: "upload",
+        message:
+            "given a stream that captures a graph, accepted one that does not: prepare a step \
+                  before it is captured"
+                .to_owned(),
+    })
+}
+
+fn same_length(host: usize, device: usize) -> Result<()> {
+    if host == device {
+        Ok(())
+    } else {
+        Err(Error::argument(
+            "host bytes",
+            host,
+            format!("the device's {device}"),
+        ))
+    }
+}
+
+// Returns true if the driver knows these host bytes. It may then copy from them without staging.
+fn is_registered(bytes: &[u8]) -> bool {
+    let mut kind = 0u32;
+    let mut attribute = sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+    let mut value: *mut c_void = (&raw mut kind).cast();
+    // SAFETY: the call asks for one attribute, which is 32 bits wide. It may ask about any address:
+    // for one that the driver does not know, the attribute is 0.
+    let status = unsafe {
+        sys::cuPointerGetAttributes(1, &raw mut attribute, &raw mut value, bytes.as_ptr() as u64)
+    };
+    status == sys::CUresult::CUDA_SUCCESS && kind != 0
 }

@@ -217,6 +217,23 @@ impl Cuda {
         self.make_current()
     }
 
+    /// Enqueues a launch through the C interface.
+    ///
+    /// # Safety
+    ///
+    /// `function` is one of [`raw`], and every address in `params` is as its header says.
+    pub(crate) unsafe fn launch<Params>(
+        &self,
+        operation: &'static str,
+        function: unsafe extern "C" fn(*const Params, *mut c_void) -> raw::MlaStatus,
+        params: &Params,
+    ) -> Result<()> {
+        self.bind()?;
+        // SAFETY: this function's own contract covers the addresses in `params`. The context is
+        // current, and the status is the launch's own.
+        unsafe { raw::check(operation, function(params, self.raw_stream())) }
+    }
+
     /// Makes the stream's context current for work other than launches.
     fn make_current(&self) -> Result<()> {
         let inner = &self.inner;

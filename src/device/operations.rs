@@ -1,9 +1,5 @@
 //! The operations of the device.
 
-use std::ffi::c_void;
-use std::ops::Range;
-
-use cudarc::driver::{result, sys};
 use mla_runtime::device::probe::{Dependents, Guards, Replayed};
 use mla_runtime::device::{
     CacheRows, Device, Fp8Blocks, GatherRows, absorption, check_gather, check_merge, check_outputs,
@@ -18,128 +14,12 @@ use mla_runtime::tensor::{
 use mla_runtime::{Error, Result};
 
 use super::argument::{dtype_code, format_code, narrow, unit_columns, wide};
-#[cfg(feature = "faults")]
-use super::faults::Operation;
 use super::head_gemm::Fusion;
-use super::memory::{Buffer, Bytes, BytesMut};
+use super::memory::Bytes;
 use super::{
-    Cuda, DEPENDENT_LAUNCH, Rotary, blas, cache_expand, failed, head_gemm, machine, probe, rotary,
-    stream,
+    Cuda, DEPENDENT_LAUNCH, Rotary, blas, cache_expand, head_gemm, machine, probe, rotary,
 };
 use crate::{present_gpu, raw};
-
-impl Memory for Cuda {
-    type Buffer = Buffer;
-    type Bytes<'a> = Bytes<'a>;
-    type BytesMut<'a> = BytesMut<'a>;
-
-    fn allocate(&self, bytes: usize) -> Result<Buffer> {
-        Buffer::zeroed(self.stream(), bytes, self.account())
-    }
-
-    fn bytes(buffer: &Buffer) -> Self::Bytes<'_> {
-        buffer.bytes()
-    }
-
-    fn bytes_mut(buffer: &mut Buffer) -> Self::BytesMut<'_> {
-        buffer.bytes_mut()
-    }
-
-    fn byte_len(bytes: Self::Bytes<'_>) -> usize {
-        bytes.len()
-    }
-
-    fn byte_len_mut(bytes: &Self::BytesMut<'_>) -> usize {
-        bytes.len()
-    }
-
-    fn address(bytes: Self::Bytes<'_>) -> usize {
-        bytes.address() as usize
-    }
-
-    fn byte_range(bytes: Self::Bytes<'_>, range: Range<usize>) -> Self::Bytes<'_> {
-        bytes.range(range)
-    }
-
-    fn split_mut(bytes: Self::BytesMut<'_>, at: usize) -> (Self::BytesMut<'_>, Self::BytesMut<'_>) {
-        bytes.split(at)
-    }
-
-    fn shorten<'short, 'long: 'short>(bytes: Self::Bytes<'long>) -> Self::Bytes<'short> {
-        bytes
-    }
-
-    fn reborrow<'a>(bytes: &'a mut Self::BytesMut<'_>) -> Self::BytesMut<'a> {
-        bytes.reborrow()
-    }
-
-    fn freeze<'a>(bytes: &'a Self::BytesMut<'_>) -> Self::Bytes<'a> {
-        bytes.freeze()
-    }
-
-    fn check_bytes(&self, field: &'static str, bytes: Bytes<'_>) -> Result<()> {
-        bytes
-            .stream()
-            .map_or(Ok(()), |stream| self.check_stream(field, stream))
-    }
-
-    fn upload(&self, from: &[u8], to: BytesMut<'_>) -> Result<()> {
-        same_length(from.len(), to.len())?;
-        self.check_bytes("device bytes", to.freeze())?;
-        if from.is_empty() {
-            return Ok(());
-        }
-        #[cfg(feature = "faults")]
-        self.account().faults().reach(Operation::Upload)?;
-        self.make_current()?;
-        refuse_capture(self)?;
-        // SAFETY: the destination is as long as the source. No graph is being captured, so the
-        // driver has copied from ordinary host memory when the call returns. A copy from memory
-        // that is registered with the driver may still be running, so it is waited for.
-        unsafe { result::memcpy_htod_async(to.address(), from, self.stream().cu_stream()) }
-            .map_err(failed("upload"))?;
-        if is_registered(from) {
-            self.synchronize()
-        } else {
-            Ok(())
-        }
-    }
-
-    fn download(&self, from: Bytes<'_>, to: &mut [u8]) -> Result<()> {
-        same_length(to.len(), from.len())?;
-        self.check_bytes("device bytes", from)?;
-        if to.is_empty() {
-            return self.synchronize();
-        }
-        self.make_current()?;
-        // SAFETY: the source is as long as the destination. The destination is borrowed until the
-        // copy is done.
-        unsafe { result::memcpy_dtoh_async(to, from.address(), self.stream().cu_stream()) }
-            .map_err(failed("download"))?;
-        self.synchronize()
-    }
-
-    fn synchronize(&self) -> Result<()> {
-        self.make_current()?;
-        stream::synchronize(self.stream()).map_err(failed("synchronize"))
-    }
-}
-
-/// Refuses a capture. A graph would read the host's memory at each replay, when that memory may be
-/// freed.
-fn refuse_capture(device: &Cuda) -> Result<()> {
-    if !device.is_capturing()? {
-        return Ok(());
-    }
-    Err(Error::Device {
-        device: "cuda",
-        operation: "upload",
-        message:
-            "given a stream that captures a graph, accepted one that does not: prepare a step \
-                  before it is captured"
-                .to_owned(),
-    })
-}
 
 impl Device for Cuda {
     const PLATFORM: Platform = Platform::Cuda;
@@ -157,7 +37,7 @@ impl Device for Cuda {
     }
 
     fn machine(&self) -> Machine {
-        let figures = machine::of(self.stream().context(), self.gpu().capability);
+        let figures = machine::of(self.stream().context(), self.gpu());
         figures.unwrap_or_else(|| {
             tracing::warn!("the driver gives no figures of this GPU: an H200's are taken");
             Machine::H200
@@ -228,12 +108,11 @@ impl Device for Cuda {
             to_strides: wide_all(layout.strides)?,
             element_bytes: layout.dtype.bytes() as i32,
         };
-        self.bind()?;
         // SAFETY: both tensors were checked to hold what their layouts say, and to have one dtype
         // and rows of one shape. `places` has an entry for each row of the first tensor. The kernel
         // itself checks places against the rows of the second tensor. That tensor is borrowed
         // mutably, so the first tensor and `places` do not overlap it.
-        unsafe { raw::check("copy rows", raw::mla_copy_rows(&params, self.raw_stream())) }
+        unsafe { self.launch("copy rows", raw::mla_copy_rows, &params) }
     }
 
     fn dequantize_blocks(&self, from: Fp8Blocks<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
@@ -255,16 +134,10 @@ impl Device for Cuda {
             first_row: narrow("first_row", from.first_row())?,
             dtype: dtype_code(layout.dtype),
         };
-        self.bind()?;
         // SAFETY: `Fp8Blocks` has a code for each element and a scale for each block. The output
         // was checked to hold the same number of elements. It is borrowed mutably, so the inputs do
         // not overlap it.
-        unsafe {
-            raw::check(
-                "dequantize",
-                raw::mla_dequantize(&params, self.raw_stream()),
-            )
-        }
+        unsafe { self.launch("dequantize", raw::mla_dequantize, &params) }
     }
 
     fn copy(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
@@ -283,9 +156,10 @@ impl Device for Cuda {
         latent: TensorRef<'_, Self>,
         rope: TensorRef<'_, Self>,
         slots: ArrayRef<'_, Self, i64>,
-        cache: CacheMut<'_, Self>,
+        mut cache: CacheMut<'_, Self>,
     ) -> Result<()> {
-        self.write_rows(latent, rope, slots, cache, None)
+        let (latent, rope, slots) = (latent.shorten(), rope.shorten(), slots.shorten());
+        self.write_rows(CacheRows::new(latent, rope, slots, cache.reborrow()), None)
     }
 
     fn write_cache_rotated(
@@ -295,20 +169,21 @@ impl Device for Cuda {
         rotary: &Rotary<'_>,
         query: Option<rotary::Query<'_, '_>>,
         slots: ArrayRef<'_, Self, i64>,
-        cache: CacheMut<'_, Self>,
+        mut cache: CacheMut<'_, Self>,
     ) -> Result<()> {
-        self.write_rows(latent, rope, slots, cache, Some((rotary, query)))
+        let (latent, rope, slots) = (latent.shorten(), rope.shorten(), slots.shorten());
+        let rows = CacheRows::new(latent, rope, slots, cache.reborrow());
+        self.write_rows(rows.with_rotary(rotary.shorten()), query)
     }
 
     fn rotate(&self, rotary: &Rotary<'_>, vectors: TensorMut<'_, Self>) -> Result<()> {
         let Some(params) = rotary::params(self, rotary, vectors)? else {
             return Ok(());
         };
-        self.bind()?;
         // SAFETY: the vectors were checked to hold what their layouts say, and to agree with the
         // tables. The kernel itself checks positions against the tables. A cache without pages
         // takes no row.
-        unsafe { raw::check("rotate", raw::mla_cache_write(&params, self.raw_stream())) }
+        unsafe { self.launch("rotate", raw::mla_cache_write, &params) }
     }
 
     fn write_cache_and_absorb(
@@ -347,16 +222,10 @@ impl Device for Cuda {
         rope: TensorMut<'_, Self>,
     ) -> Result<()> {
         let params = gather_params(self, &cache, &rows, &latent, &rope)?;
-        self.bind()?;
         // SAFETY: cache and outputs were checked to hold what their layouts say, and the index
         // arrays are as long as the segments need. The kernel itself checks the pages in these
         // arrays.
-        unsafe {
-            raw::check(
-                "gather cache",
-                raw::mla_cache_gather(&params, self.raw_stream()),
-            )
-        }
+        unsafe { self.launch("gather cache", raw::mla_cache_gather, &params) }
     }
 
     fn gather_cache_and_expand(
@@ -384,15 +253,9 @@ impl Device for Cuda {
             return rows.gather_then_expand(self, cache, gathered, weights, to);
         }
         let params = cache_expand::params(gather, &weights, to)?;
-        self.bind()?;
         // SAFETY: as for a gather. Besides, the weights and the output were checked to hold what
         // their layouts say. The output is borrowed mutably, so the inputs do not overlap it.
-        unsafe {
-            raw::check(
-                "expand cache",
-                raw::mla_cache_expand(&params, self.raw_stream()),
-            )
-        }
+        unsafe { self.launch("expand cache", raw::mla_cache_expand, &params) }
     }
 
     fn merge(
@@ -430,10 +293,9 @@ impl Device for Cuda {
             width: narrow("width", width)?,
             dtype: dtype_code(layout.dtype),
         };
-        self.bind()?;
         // SAFETY: all four tensors were checked to hold what their layouts say, and the layouts
         // agree.
-        unsafe { raw::check("merge", raw::mla_merge(&params, self.raw_stream())) }
+        unsafe { self.launch("merge", raw::mla_merge, &params) }
     }
 
     fn scales_outputs(&self) -> bool {
@@ -453,19 +315,13 @@ impl Device for Cuda {
         self.check_memory([("out", out.as_ref().bytes())])?;
         let mut params = raw::MlaOutputsParams {
             out: out.into_bytes().address() as *mut _,
-            sinks: std::ptr::null(),
-            lse: std::ptr::null(),
-            gate: std::ptr::null(),
             out_token_stride: wide("out", layout.strides[0])?,
             out_head_stride: wide("out", layout.strides[1])?,
-            gate_token_stride: 0,
-            gate_head_stride: 0,
-            lse_head_stride: 0,
             tokens: narrow("tokens", tokens)?,
             heads: narrow("heads", heads)?,
             width: narrow("width", width)?,
-            gate_width: 0,
             dtype: dtype_code(layout.dtype),
+            ..Default::default()
         };
         if let Some((sinks, lse)) = &sinks {
             self.check_memory([("sinks", sinks.bytes()), ("lse", lse.bytes())])?;
@@ -482,10 +338,9 @@ impl Device for Cuda {
             params.gate_head_stride = wide("gate", layout.strides[1])?;
             params.gate_width = narrow("gate", layout.shape[2])?;
         }
-        self.bind()?;
         // SAFETY: the tensors and arrays were checked to hold what their layouts say, and the
         // layouts agree. The output is borrowed mutably, so the inputs do not overlap it.
-        unsafe { raw::check("outputs", raw::mla_outputs(&params, self.raw_stream())) }
+        unsafe { self.launch("outputs", raw::mla_outputs, &params) }
     }
 
     fn fence(&self) -> Result<()> {
@@ -541,14 +396,8 @@ impl Device for Cuda {
             heads_first: i32::from(C::HEADS_FIRST),
             unit: C::UNIT,
         };
-        self.bind()?;
         // SAFETY: both were checked to hold what their layouts say, and the layouts agree.
-        unsafe {
-            raw::check(
-                "convert lse",
-                raw::mla_lse_natural(&params, self.raw_stream()),
-            )
-        }
+        unsafe { self.launch("convert lse", raw::mla_lse_natural, &params) }
     }
 }
 
@@ -614,21 +463,17 @@ impl Cuda {
             && let Some(rows) = cache_expand::rows(self, &a, &b, &c)?
         {
             let params = cache_expand::params(rows, &b, c)?;
-            self.bind()?;
             // SAFETY: the tensors were checked to hold what their layouts say, and the layouts
             // agree. The output is borrowed mutably, so the inputs do not overlap it.
-            return unsafe {
-                raw::check("gemm", raw::mla_cache_expand(&params, self.raw_stream()))
-            };
+            return unsafe { self.launch("gemm", raw::mla_cache_expand, &params) };
         }
-        self.bind()?;
         if self.takes_head_gemm(Fusion::Alone, &a, &b, &c) {
             let params = head_gemm::params(&a, &b, c, ready)?;
             // SAFETY: the tensors were checked to hold what their layouts say, and the layouts
             // agree. The output is borrowed mutably, so the inputs do not overlap it. The kernel
             // reads constant weights without waiting (`TensorRef::assume_constant`). It reads other
             // memory without waiting only under the contract of `gemm_ready`.
-            return unsafe { raw::check("gemm", raw::mla_head_gemm(&params, self.raw_stream())) };
+            return unsafe { self.launch("gemm", raw::mla_head_gemm, &params) };
         }
         let layout = *c.layout();
         if self.batch_invariant {
@@ -639,27 +484,19 @@ impl Cuda {
         }
         let c = (c.into_bytes().address(), &layout);
         let (a, b) = ((a.bytes(), a.layout()), (b.bytes(), b.layout()));
+        self.bind()?;
         self.blas().gemm(a, b, c)
     }
 
     fn write_rows(
         &self,
-        latent: TensorRef<'_, Self>,
-        rope: TensorRef<'_, Self>,
-        slots: ArrayRef<'_, Self, i64>,
-        cache: CacheMut<'_, Self>,
-        rotation: Option<(&Rotary<'_>, Option<rotary::Query<'_, '_>>)>,
+        rows: CacheRows<'_, Self>,
+        query: Option<rotary::Query<'_, '_>>,
     ) -> Result<()> {
-        let params = write_params(self, latent, rope, slots, cache, rotation)?;
-        self.bind()?;
+        let params = rows_params(self, rows, query)?;
         // SAFETY: every tensor was checked to hold what its layout says, and the layouts agree. The
         // kernel itself checks slots and positions against the cache and the tables.
-        unsafe {
-            raw::check(
-                "write cache",
-                raw::mla_cache_write(&params, self.raw_stream()),
-            )
-        }
+        unsafe { self.launch("write cache", raw::mla_cache_write, &params) }
     }
 
     fn copy_elements(
@@ -677,10 +514,9 @@ impl Cuda {
             to_strides: wide_all(layout.strides)?,
             element_bytes: layout.dtype.bytes() as i32,
         };
-        self.bind()?;
         // SAFETY: both tensors were checked to hold what their layouts say, and have one shape and
         // dtype. The output is borrowed mutably, so the input does not overlap it.
-        unsafe { raw::check("copy", raw::mla_copy(&params, self.raw_stream())) }
+        unsafe { self.launch("copy", raw::mla_copy, &params) }
     }
 }
 
@@ -691,7 +527,7 @@ fn wide_all(numbers: [usize; 3]) -> Result<[i64; 3]> {
 }
 
 /// Returns the parameters of a write of these rows to the cache, together with the rotation of
-/// `query`. This checks every tensor.
+/// `query` if the rows have one. This checks every tensor.
 pub(crate) fn rows_params(
     device: &Cuda,
     rows: CacheRows<'_, Cuda>,
@@ -705,19 +541,6 @@ pub(crate) fn rows_params(
         rotary,
         ..
     } = rows;
-    let rotation = rotary.as_ref().map(|rotary| (rotary, query));
-    write_params(device, latent, rope, slots, cache, rotation)
-}
-
-/// Returns the parameters of a write to the cache. This checks every tensor.
-fn write_params(
-    device: &Cuda,
-    latent: TensorRef<'_, Cuda>,
-    rope: TensorRef<'_, Cuda>,
-    slots: ArrayRef<'_, Cuda, i64>,
-    cache: CacheMut<'_, Cuda>,
-    rotation: Option<(&Rotary<'_>, Option<rotary::Query<'_, '_>>)>,
-) -> Result<raw::MlaCacheWriteParams> {
     let layout = *cache.layout();
     let (latent_dim, rope_dim) = widths(&layout);
     let rope_strides = layout.rope_strides();
@@ -757,7 +580,7 @@ fn write_params(
         cache_scale: layout.scale,
         ..Default::default()
     };
-    if let Some((rotary, query)) = rotation {
+    if let Some(rotary) = &rotary {
         let query = query
             .map(|query| rotary::places(device, query))
             .transpose()?;
@@ -834,31 +657,6 @@ fn gather_params(
         cache_format: format_code(layout.format),
         cache_scale: layout.scale,
     })
-}
-
-fn same_length(host: usize, device: usize) -> Result<()> {
-    if host == device {
-        Ok(())
-    } else {
-        Err(Error::argument(
-            "host bytes",
-            host,
-            format!("the device's {device}"),
-        ))
-    }
-}
-
-// Returns true if the driver knows these host bytes. It may then copy from them without staging.
-fn is_registered(bytes: &[u8]) -> bool {
-    let mut kind = 0u32;
-    let mut attribute = sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
-    let mut value: *mut c_void = (&raw mut kind).cast();
-    // SAFETY: the call asks for one attribute, which is 32 bits wide. It may ask about any address:
-    // for one that the driver does not know, the attribute is 0.
-    let status = unsafe {
-        sys::cuPointerGetAttributes(1, &raw mut attribute, &raw mut value, bytes.as_ptr() as u64)
-    };
-    status == sys::CUresult::CUDA_SUCCESS && kind != 0
 }
 
 fn widths(layout: &CacheLayout) -> (usize, usize) {

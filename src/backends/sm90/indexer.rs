@@ -16,15 +16,9 @@ const ROPE: u32 = 64;
 impl IndexDevice for Cuda {
     fn write_index_keys(&self, config: &IndexerConfig, keys: IndexKeys<'_, Self>) -> Result<()> {
         let params = keys_params(self, config, keys)?;
-        self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
         // agree. The kernel itself skips slots that the cache does not have.
-        unsafe {
-            raw::check(
-                "index keys",
-                raw::mla_index_keys_sm90(&params, self.raw_stream()),
-            )
-        }
+        unsafe { self.launch("index keys", raw::mla_index_keys_sm90, &params) }
     }
 
     fn write_cache_and_index_keys(
@@ -60,14 +54,8 @@ impl IndexDevice for Cuda {
         queries: IndexQueries<'_, Self>,
     ) -> Result<()> {
         let params = queries_params(self, config, queries)?;
-        self.bind()?;
         // SAFETY: every tensor was checked to hold what its layout says, and the layouts agree.
-        unsafe {
-            raw::check(
-                "index queries",
-                raw::mla_index_queries_sm90(&params, self.raw_stream()),
-            )
-        }
+        unsafe { self.launch("index queries", raw::mla_index_queries_sm90, &params) }
     }
 
     fn index_logits(
@@ -116,16 +104,10 @@ impl IndexDevice for Cuda {
             width: narrow("index_head_dim", config.width as usize)?,
             after_queries: rows.in_turn().into(),
         };
-        self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
         // agree. The kernel itself skips pages that the cache does not have, and columns that do
         // not exist.
-        unsafe {
-            raw::check(
-                "index logits",
-                raw::mla_index_logits_sm90(&params, self.raw_stream()),
-            )
-        }
+        unsafe { self.launch("index logits", raw::mla_index_logits_sm90, &params) }
     }
 
     fn select_slots(
@@ -164,10 +146,9 @@ impl IndexDevice for Cuda {
             page_size: narrow("page_size", page_size)?,
             after_logits: rows.in_turn().into(),
         };
-        self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
         // agree.
-        unsafe { raw::check("top-k", raw::mla_topk_sm90(&params, self.raw_stream())) }
+        unsafe { self.launch("top-k", raw::mla_topk_sm90, &params) }
     }
 }
 
