@@ -37,9 +37,9 @@
 //! [`new_token_slots_on`]: mla_runtime::plan::slots::BlockTables::new_token_slots_on
 
 use std::ffi::c_char;
-use std::fmt;
 use std::sync::Arc;
 
+use bytemuck::Pod;
 use cudarc::driver::sys::{CUstreamCaptureMode, cuThreadExchangeStreamCaptureMode};
 use cudarc::driver::{CudaStream, result as driver};
 use cudarc::nccl::{result, sys};
@@ -155,83 +155,56 @@ impl Drop for Group {
     }
 }
 
-/// A call that a rank is about to make. Intents have the same size for every call, so exchanging
-/// them cannot itself go wrong.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Intent {
-    call: Call,
-    /// The number of bytes that the rank sends, or the sizes of its tensors.
-    extents: [u64; 4],
-}
+/// A call that a rank is about to make: its number, and the number of bytes that the rank sends or
+/// the sizes of its tensors. Intents have the same size for every call, so exchanging them cannot
+/// itself go wrong.
+type Intent = [u64; 5];
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u64)]
-enum Call {
-    AllGather = 1,
-    /// Memory for partial results: tokens, heads, width, and the bytes of an element.
-    PartialResults = 2,
-    /// A merge: tokens, heads, width, and the bytes of an element.
-    Merge = 3,
-}
-
-const INTENT_BYTES: usize = 40;
+const ALL_GATHER: u64 = 1;
+/// Memory for partial results: tokens, heads, width, and the bytes of an element.
+const PARTIAL_RESULTS: u64 = 2;
+/// A merge: tokens, heads, width, and the bytes of an element.
+const MERGE: u64 = 3;
 
 /// Value of the first extent if a rank refuses its call. Without it, the other ranks would wait for
 /// that rank.
 const REFUSED: u64 = u64::MAX;
 
-impl Intent {
-    fn to_bytes(self) -> [u8; INTENT_BYTES] {
-        let mut bytes = [0; INTENT_BYTES];
-        let words = std::iter::once(self.call as u64).chain(self.extents);
-        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
-            to.copy_from_slice(&word.to_ne_bytes());
-        }
-        bytes
-    }
-
-    /// Refuses the ranks' intents, in the order of the ranks, unless all equal this rank's own.
-    fn check(self, rank: usize, all: &[u8]) -> Result<()> {
-        let own = self.to_bytes();
-        let other = all
-            .chunks_exact(INTENT_BYTES)
-            .position(|other| other != own);
-        let Some(other) = other else { return Ok(()) };
-        let theirs = Shown(&all[other * INTENT_BYTES..][..INTENT_BYTES]);
-        Err(Error::argument(
-            "ranks",
-            format!("{} on rank {rank}, {theirs} on rank {other}", Shown(&own)),
-            "the same call of the same extents on every rank",
-        ))
-    }
+fn intent(call: u64, extents: [usize; 4]) -> Intent {
+    let [a, b, c, d] = extents.map(|extent| extent as u64);
+    [call, a, b, c, d]
 }
 
-/// Displays an intent in words.
-struct Shown<'a>(&'a [u8]);
+/// Refuses the ranks' intents, in the order of the ranks, unless all equal that of `rank`.
+fn check_intents(rank: usize, own: Intent, all: &[Intent]) -> Result<()> {
+    let Some(other) = all.iter().position(|other| *other != own) else {
+        return Ok(());
+    };
+    let (shown, theirs) = (shown(own), shown(all[other]));
+    Err(Error::argument(
+        "ranks",
+        format!("{shown} on rank {rank}, {theirs} on rank {other}"),
+        "the same call of the same extents on every rank",
+    ))
+}
 
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut words = [0; INTENT_BYTES / 8];
-        for (to, from) in words.iter_mut().zip(self.0.chunks_exact(8)) {
-            *to = u64::from_ne_bytes(from.try_into().unwrap_or_default());
-        }
-        let [call, a, b, c, d] = words;
-        let extents = format!("{a} tokens, {b} heads, {c} values of {d} bytes");
-        match call {
-            _ if a == REFUSED => write!(f, "a call that the rank itself refuses"),
-            call if call == Call::AllGather as u64 => write!(f, "all_gather of {a} bytes"),
-            call if call == Call::PartialResults as u64 => write!(f, "results of up to {extents}"),
-            call if call == Call::Merge as u64 => write!(f, "merge of {extents}"),
-            other => write!(f, "call {other}"),
-        }
+/// Returns an intent in words.
+fn shown([call, a, b, c, d]: Intent) -> String {
+    let extents = format!("{a} tokens, {b} heads, {c} values of {d} bytes");
+    match call {
+        _ if a == REFUSED => "a call that the rank itself refuses".to_owned(),
+        ALL_GATHER => format!("all_gather of {a} bytes"),
+        PARTIAL_RESULTS => format!("results of up to {extents}"),
+        MERGE => format!("merge of {extents}"),
+        other => format!("call {other}"),
     }
 }
 
 /// The second group, on its own stream. Through it, ranks learn what the others intend.
 struct Agreement {
     group: Group,
-    own: Buffer,
-    all: Buffer,
+    /// Memory for one intent, and for those of all ranks.
+    buffers: [Buffer; 2],
 }
 
 impl Agreement {
@@ -242,50 +215,42 @@ impl Agreement {
             0 => GroupId::new()?,
             _ => GroupId([0; 128]),
         };
-        let ids = exchange(first, &id.to_bytes(), ranks)?;
-        let (first_id, _) = ids.split_first_chunk().ok_or_else(no_rank)?;
+        let buffers = |stream: &Arc<CudaStream>, len: usize| {
+            let account = Allocated::default();
+            let own = Buffer::zeroed(stream, len, &account)?;
+            Ok::<_, Error>([own, Buffer::zeroed(stream, len * ranks, &account)?])
+        };
+        let ids = exchange(first, id.0, &buffers(&first.stream, size_of::<GroupId>())?)?;
         let stream = device.new_stream()?;
         let agreement = Self {
-            group: Group::join(&stream, rank, ranks, GroupId::from_bytes(*first_id))?,
-            own: Buffer::zeroed(&stream, INTENT_BYTES, &Allocated::default())?,
-            all: Buffer::zeroed(&stream, INTENT_BYTES * ranks, &Allocated::default())?,
+            group: Group::join(&stream, rank, ranks, GroupId(ids[0]))?,
+            buffers: buffers(&stream, size_of::<Intent>())?,
         };
         // NCCL allocates at a group's first call, so that call is made here, before any capture.
-        agreement.intents(&[0; INTENT_BYTES])?;
+        agreement.intents([0; 5])?;
         Ok(agreement)
     }
 
     /// Sends this rank's intent to every rank, and returns the intents of all ranks.
-    fn intents(&self, own: &[u8; INTENT_BYTES]) -> Result<Vec<u8>> {
-        gather_host(&self.group, own, &self.own, &self.all)
+    fn intents(&self, own: Intent) -> Result<Vec<Intent>> {
+        exchange(&self.group, own, &self.buffers)
     }
 }
 
-fn no_rank() -> Error {
-    Error::argument("ranks", 0, "1 and up")
-}
-
-/// Gathers bytes of every rank's host, with the same length on all of them.
-fn exchange(group: &Group, own: &[u8], ranks: usize) -> Result<Vec<u8>> {
-    let account = Allocated::default();
-    let from = Buffer::zeroed(&group.stream, own.len(), &account)?;
-    let to = Buffer::zeroed(&group.stream, own.len() * ranks, &account)?;
-    gather_host(group, own, &from, &to)
-}
-
-/// Does an [`exchange`] through these buffers of the group's stream. `from` is as long as `own`,
-/// and `to` as long as the bytes of all ranks.
-fn gather_host(group: &Group, own: &[u8], from: &Buffer, to: &Buffer) -> Result<Vec<u8>> {
+/// Gathers a value of every rank's host. The buffers are of the group's stream. The first has the
+/// size of the value, and the second that of the values of all ranks.
+fn exchange<T: Pod>(group: &Group, own: T, [from, to]: &[Buffer; 2]) -> Result<Vec<T>> {
     let stream = group.stream.cu_stream();
-    let mut all = vec![0; to.len()];
+    let mut all = vec![T::zeroed(); to.len() / size_of::<T>()];
     // SAFETY: the context is current, and the buffers were made on the stream with these lengths.
     // The source is ordinary memory, which the driver has read when the call returns; the
     // destination lives until the stream has been waited for.
-    let upload = unsafe { driver::memcpy_htod_async(from.address(), own, stream) };
+    let upload =
+        unsafe { driver::memcpy_htod_async(from.address(), std::slice::from_ref(&own), stream) };
     upload.map_err(driver_failed("exchange"))?;
     // SAFETY: the contract of `Group::all_gather`: the buffers are of the group's stream, and every
     // rank exchanges the same number of bytes.
-    unsafe { group.all_gather(from.address(), to.address(), own.len()) }?;
+    unsafe { group.all_gather(from.address(), to.address(), from.len()) }?;
     // SAFETY: the context is current; the destination lives until the stream has been waited for.
     let download = unsafe { driver::memcpy_dtoh_async(&mut all, to.address(), stream) };
     // SAFETY: the stream lives as long as the group.
@@ -368,13 +333,7 @@ impl Communicator {
     /// - On every rank: if the lengths of `from` differ.
     pub fn all_gather(&self, from: Bytes<'_>, to: BytesMut<'_>) -> Result<()> {
         let checked = self.check_gather(from, &to);
-        let len = if checked.is_ok() {
-            from.len() as u64
-        } else {
-            REFUSED
-        };
-        let agreed = self.agree(Call::AllGather, [len, 0, 0, 0]);
-        checked.and(agreed)?;
+        self.agree(checked, intent(ALL_GATHER, [from.len(), 0, 0, 0]))?;
         // SAFETY: the ranks agreed to send the same number of bytes.
         unsafe { self.enqueue_gather(from, to) }
     }
@@ -408,13 +367,19 @@ impl Communicator {
         ))
     }
 
-    /// Refuses, on every rank, a call on which the ranks disagree. This waits for the ranks' hosts.
-    fn agree(&self, call: Call, extents: [u64; 4]) -> Result<()> {
+    /// Refuses, on every rank, a call on which the ranks disagree, or which this rank refuses as
+    /// `checked` says. This waits for the ranks' hosts.
+    fn agree(&self, checked: Result<()>, mut intent: Intent) -> Result<()> {
+        if checked.is_err() {
+            intent[1] = REFUSED;
+        }
+        checked.and(self.ask(intent))
+    }
+
+    fn ask(&self, intent: Intent) -> Result<()> {
         self.device.bind()?;
-        let intent = Intent { call, extents };
         let _uncaptured = Uncaptured::new()?;
-        let all = self.agreement.intents(&intent.to_bytes())?;
-        intent.check(self.rank, &all)
+        check_intents(self.rank, intent, &self.agreement.intents(intent)?)
     }
 
     /// # Safety
@@ -456,8 +421,8 @@ impl PartialResults {
     ///   dtype of another size.
     pub fn new(communicator: &Communicator, problem: &Problem, tokens: usize) -> Result<Self> {
         let (heads, width) = (problem.heads as usize, problem.dims.head.v as usize);
-        let extents = [tokens, heads, width, problem.dtype.bytes()].map(|extent| extent as u64);
-        communicator.agree(Call::PartialResults, extents)?;
+        let extents = [tokens, heads, width, problem.dtype.bytes()];
+        communicator.agree(Ok(()), intent(PARTIAL_RESULTS, extents))?;
         let too_many = || Error::argument("tokens", tokens, "as many as memory can hold");
         let bytes = |row: usize| {
             let row = row.checked_mul(heads)?.checked_mul(communicator.ranks)?;
@@ -490,15 +455,8 @@ impl PartialResults {
         lse: LseMut<'_, Cuda>,
     ) -> Result<()> {
         let checked = self.check(communicator, &out, &lse);
-        let tokens = if checked.is_ok() {
-            out.shape()[0] as u64
-        } else {
-            REFUSED
-        };
-        let [heads, width, bytes] =
-            [self.heads, self.width, self.dtype.bytes()].map(|extent| extent as u64);
-        let agreed = communicator.agree(Call::Merge, [tokens, heads, width, bytes]);
-        checked.and(agreed)?;
+        let extents = [out.shape()[0], self.heads, self.width, self.dtype.bytes()];
+        communicator.agree(checked, intent(MERGE, extents))?;
         // SAFETY: the ranks agreed to merge the same number of rows.
         unsafe { self.enqueue_merge(communicator, out, lse) }
     }
@@ -630,37 +588,26 @@ fn failed(operation: &'static str) -> impl FnOnce(result::NcclError) -> Error {
 mod tests {
     use super::*;
 
-    fn intent(call: Call, extents: [u64; 4]) -> Intent {
-        Intent { call, extents }
-    }
-
     #[test]
     fn ranks_that_agree_go_on_and_others_are_refused_by_what_they_say() {
-        let own = intent(Call::Merge, [8, 16, 128, 2]);
-        let all = |others: &[Intent]| -> Vec<u8> {
-            others.iter().flat_map(|other| other.to_bytes()).collect()
-        };
-        own.check(1, &all(&[own, own, own])).unwrap();
-        let fewer = intent(Call::Merge, [7, 16, 128, 2]);
+        let own = intent(MERGE, [8, 16, 128, 2]);
+        check_intents(1, own, &[own, own, own]).unwrap();
+        let refused = |rank, all: &[Intent]| check_intents(rank, own, all).unwrap_err().to_string();
         assert_eq!(
-            own.check(1, &all(&[own, own, fewer]))
-                .unwrap_err()
-                .to_string(),
+            refused(1, &[own, own, intent(MERGE, [7, 16, 128, 2])]),
             "ranks: given merge of 8 tokens, 16 heads, 128 values of 2 bytes on rank 1, merge of 7 \
              tokens, 16 heads, 128 values of 2 bytes on rank 2, accepted the same call of the same \
              extents on every rank"
         );
-        let gather = intent(Call::AllGather, [8, 16, 128, 2]);
-        let itself = intent(Call::Merge, [REFUSED, 16, 128, 2]);
-        let refused = own.check(0, &all(&[own, itself])).unwrap_err().to_string();
-        assert!(
-            refused.contains("a call that the rank itself refuses on rank 1"),
-            "{refused}"
-        );
-        let refused = own.check(0, &all(&[own, gather])).unwrap_err().to_string();
-        assert!(
-            refused.contains("all_gather of 8 bytes on rank 1"),
-            "{refused}"
-        );
+        for (other, said) in [
+            (
+                [MERGE, REFUSED, 16, 128, 2],
+                "a call that the rank itself refuses",
+            ),
+            ([ALL_GATHER, 8, 16, 128, 2], "all_gather of 8 bytes"),
+        ] {
+            let refused = refused(0, &[own, other]);
+            assert!(refused.contains(&format!("{said} on rank 1")), "{refused}");
+        }
     }
 }
