@@ -9,12 +9,11 @@ use mla_runtime::mla_backend;
 
 #[cfg(feature = "sm100")]
 use {
-    crate::absorbed::Absorbed,
-    crate::status::{check, dtype_code, int, sms},
+    crate::status::{dtype_code, int, launch, sms},
     crate::{compiled, ffi},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
-    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
+    mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, Output, StepLimits},
     mla_runtime::spec::Problem,
     mla_runtime::tensor::Memory as _,
     mla_runtime::{Error, Result},
@@ -65,18 +64,6 @@ pub struct CutlassMlaState {
     partial: Buffer,
     requests: usize,
     table_width: usize,
-    sms: usize,
-}
-
-/// The sizes of a state's buffers in bytes.
-#[cfg(feature = "sm100")]
-struct Sizes {
-    rows: usize,
-    out: usize,
-    lse: usize,
-    lens: usize,
-    table: usize,
-    partial: usize,
 }
 
 #[cfg(feature = "sm100")]
@@ -93,7 +80,9 @@ impl CutlassMla {
         tokens.max(1).div_ceil(TILE).saturating_mul(TILE) / self.config.problem.page_size as usize
     }
 
-    fn sizes(&self, limits: &StepLimits, sms: usize) -> Result<Sizes> {
+    /// Returns the bytes of rows of 512 + 64, of an output, of a log-sum-exp, of lengths, of the
+    /// block table and of the partial results.
+    fn sizes(&self, device: &Cuda, limits: &StepLimits) -> Result<[usize; 6]> {
         let page_size = self.config.problem.page_size as usize;
         let tokens = limits.pages_per_request.saturating_mul(page_size);
         let requests = limits.requests;
@@ -101,16 +90,16 @@ impl CutlassMla {
         let element = self.config.problem.dtype.bytes();
         // SAFETY: the function only computes with its arguments.
         let partial = unsafe {
-            ffi::fi_cutlass_mla_workspace_bytes(int("requests", requests)?, int("SMs", sms)?)
+            ffi::fi_cutlass_mla_workspace_bytes(int("requests", requests)?, sms(device)?)
         };
-        Ok(Sizes {
-            rows: rows.saturating_mul((LATENT + ROPE) * element),
-            out: rows.saturating_mul(LATENT * element),
-            lse: rows.saturating_mul(size_of::<f32>()),
-            lens: requests.saturating_mul(size_of::<i32>()),
-            table: (requests * size_of::<i32>()).saturating_mul(self.table_width(tokens)),
-            partial: partial as usize,
-        })
+        Ok([
+            rows.saturating_mul((LATENT + ROPE) * element),
+            rows.saturating_mul(LATENT * element),
+            rows.saturating_mul(size_of::<f32>()),
+            requests.saturating_mul(size_of::<i32>()),
+            (requests * size_of::<i32>()).saturating_mul(self.table_width(tokens)),
+            partial as usize,
+        ])
     }
 }
 
@@ -141,29 +130,26 @@ impl DecodeBackend for CutlassMla {
     }
 
     fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> Result<u64> {
-        let sizes = self.sizes(limits, sms(device)?)?;
-        let twice = [sizes.rows, sizes.out, sizes.lse, sizes.lens];
-        let once = [sizes.table, sizes.lens, sizes.partial];
-        let bytes = twice.into_iter().chain(twice).chain(once);
+        let [rows, out, lse, lens, table, partial] = self.sizes(device, limits)?;
+        let twice = [rows, out, lse, lens];
+        let bytes = twice.into_iter().chain(twice).chain([table, lens, partial]);
         Ok(bytes.fold(0, usize::saturating_add) as u64)
     }
 
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<CutlassMlaState> {
-        let sms = sms(device)?;
-        let sizes = self.sizes(limits, sms)?;
+        let [rows, out, lse, lens, table, partial] = self.sizes(device, limits)?;
         let two = |bytes| Ok::<_, Error>([device.allocate(bytes)?, device.allocate(bytes)?]);
         Ok(CutlassMlaState {
             made_for: self.config.problem,
-            query: device.allocate(sizes.rows)?,
-            tail: device.allocate(sizes.rows)?,
-            outs: two(sizes.out)?,
-            lses: two(sizes.lse)?,
-            lens: two(sizes.lens)?,
-            tables: [device.allocate(sizes.table)?, device.allocate(sizes.lens)?],
-            partial: device.allocate(sizes.partial)?,
+            query: device.allocate(rows)?,
+            tail: device.allocate(rows)?,
+            outs: two(out)?,
+            lses: two(lse)?,
+            lens: two(lens)?,
+            tables: [device.allocate(table)?, device.allocate(lens)?],
+            partial: device.allocate(partial)?,
             requests: limits.requests,
-            table_width: sizes.table / sizes.lens.max(1),
-            sms,
+            table_width: table / lens.max(1),
         })
     }
 
@@ -180,11 +166,16 @@ impl DecodeBackend for CutlassMla {
     ) -> Result<()> {
         call.check(&self.config, &Self::SPEC)?;
         state.made_for.check_same("state", &self.config.problem)?;
+        let problem = &self.config.problem;
+        let [latent, rope] = call.query.parts(LATENT)?;
+        let Output::Plain(out) = call.out else {
+            return Err(Error::argument("out", "e4m3", problem.dtype));
+        };
         let (batch, cache) = (call.batch, call.cache);
-        let absorbed = Absorbed::of(call)?;
-        let requests = batch.block_table.requests();
-        if absorbed.tokens != requests {
-            return Err(Error::argument("query tokens", absorbed.tokens, requests));
+        let (table, layout) = (&batch.block_table, *cache.layout());
+        let (tokens, requests) = (latent.shape()[0], table.requests());
+        if tokens != requests {
+            return Err(Error::argument("query tokens", tokens, requests));
         }
         if requests == 0 {
             return Ok(());
@@ -199,205 +190,107 @@ impl DecodeBackend for CutlassMla {
                 return Err(Error::argument(field, given, accepted));
             }
         }
-        device.bind()?;
-        let step = Step {
-            backend: self,
-            device,
-            batch,
-            state,
-            width,
-        };
-        let has_tiles = batch.max_seq_len >= TILE && cache.layout().pages > 0;
-        // SAFETY: the caller keeps to the same contract.
-        unsafe {
-            step.split(&absorbed, &cache)?;
-            if has_tiles {
-                step.attend(step.tiles(&cache)?)?;
-            }
-            step.attend(step.tails()?)?;
-            step.merge(absorbed)
-        }
-    }
-}
-
-/// A call that fits the state.
-#[cfg(feature = "sm100")]
-struct Step<'a, 'b> {
-    backend: &'a CutlassMla,
-    device: &'a Cuda,
-    batch: DecodeBatch<'b, Cuda>,
-    state: &'a CutlassMlaState,
-    width: usize,
-}
-
-/// The keys of one launch.
-#[cfg(feature = "sm100")]
-struct Keys {
-    cache: u64,
-    pages: usize,
-    page_size: usize,
-    page_stride: usize,
-    row_stride: usize,
-    width: usize,
-    /// Index into the state's pairs of buffers: 0 for whole tiles, 1 for tails.
-    part: usize,
-}
-
-#[cfg(feature = "sm100")]
-type Cache<'a> = mla_runtime::tensor::CacheRef<'a, Cuda>;
-
-#[cfg(feature = "sm100")]
-impl Step<'_, '_> {
-    fn requests(&self) -> usize {
-        self.batch.block_table.requests()
-    }
-
-    fn element(&self) -> usize {
-        self.backend.config.problem.dtype.bytes()
-    }
-
-    /// Returns the keys of whole tiles, which are in the request's own pages.
-    fn tiles(&self, cache: &Cache<'_>) -> Result<Keys> {
-        let layout = cache.layout();
-        Ok(Keys {
-            cache: cache.bytes().address(),
-            pages: layout.pages,
-            page_size: layout.page_size,
-            page_stride: layout.page_stride / self.element(),
-            row_stride: layout.row_stride / self.element(),
-            width: self.width,
-            part: 0,
-        })
-    }
-
-    /// Returns the keys of the tails. These are copies, and each is a separate page.
-    fn tails(&self) -> Result<Keys> {
-        let row = LATENT + ROPE;
-        Ok(Keys {
-            cache: self.state.tail.address(),
-            pages: self.requests(),
-            page_size: TILE,
-            page_stride: TILE * row,
-            row_stride: row,
-            width: 1,
-            part: 1,
-        })
-    }
-
-    /// # Safety
-    ///
-    /// The contract of [`DecodeBackend::decode`] holds for the step's batch.
-    unsafe fn split(&self, absorbed: &Absorbed<'_>, cache: &Cache<'_>) -> Result<()> {
-        let (state, layout, element) = (self.state, cache.layout(), self.element());
-        let wide = |stride: usize| stride as i64;
-        let [latent, rope] = [absorbed.latent, absorbed.rope].map(|place| place.layout.strides);
-        let call = ffi::FiCutlassMlaSplit {
-            query_latent: absorbed.latent.address as *const _,
-            query_rope: absorbed.rope.address as *const _,
+        let (count, heads) = (
+            int("requests", requests)?,
+            int("heads", problem.heads as usize)?,
+        );
+        let dtype = dtype_code(problem.dtype)?;
+        let [page_stride, row_stride] = [layout.page_stride, layout.row_stride]
+            .map(|bytes| (bytes / problem.dtype.bytes()) as i64);
+        let [latent_strides, rope_strides, out_strides] =
+            [latent.layout(), rope.layout(), out.layout()]
+                .map(|layout| layout.strides.map(|stride| stride as i64));
+        let split = ffi::FiCutlassMlaSplit {
+            query_latent: latent.bytes().address() as *const _,
+            query_rope: rope.bytes().address() as *const _,
             cache: cache.bytes().address() as *const _,
-            seq_lens: self.batch.seq_lens.bytes().address() as *const _,
-            block_table: self.batch.block_table.entries().bytes().address() as *const _,
+            seq_lens: batch.seq_lens.bytes().address() as *const _,
+            block_table: table.entries().bytes().address() as *const _,
             query: state.query.address() as *mut _,
             tail: state.tail.address() as *mut _,
             tile_lens: state.lens[0].address() as *mut _,
             tail_lens: state.lens[1].address() as *mut _,
             tile_table: state.tables[0].address() as *mut _,
             tail_table: state.tables[1].address() as *mut _,
-            query_latent_token_stride: wide(latent[0]),
-            query_latent_head_stride: wide(latent[1]),
-            query_rope_token_stride: wide(rope[0]),
-            query_rope_head_stride: wide(rope[1]),
-            page_stride: wide(layout.page_stride / element),
-            row_stride: wide(layout.row_stride / element),
-            requests: int("requests", self.requests())?,
-            heads: int("heads", self.backend.config.problem.heads as usize)?,
+            query_latent_token_stride: latent_strides[0],
+            query_latent_head_stride: latent_strides[1],
+            query_rope_token_stride: rope_strides[0],
+            query_rope_head_stride: rope_strides[1],
+            page_stride,
+            row_stride,
+            requests: count,
+            heads,
             page_size: int("page_size", layout.page_size)?,
-            max_pages: int("max pages", self.batch.block_table.max_pages())?,
-            table_width: int("entries of the block table", self.width)?,
+            max_pages: int("max pages", table.max_pages())?,
+            table_width: int("entries of the block table", width)?,
         };
-        // SAFETY: every tensor was checked to hold what its layout says. Rows begin at multiples of
-        // 16 bytes. The state's buffers have room for this number of requests and entries. Lengths
-        // and pages keep to the contract of a call, by the caller's promise.
-        check("division of CUTLASS_MLA", unsafe {
-            ffi::fi_cutlass_mla_split(&raw const call, self.device.raw_stream())
-        })
-    }
-
-    /// # Safety
-    ///
-    /// The contract of [`DecodeBackend::decode`] holds for the step's batch, which was divided
-    /// before.
-    unsafe fn attend(&self, keys: Keys) -> Result<()> {
-        let (state, config) = (self.state, &self.backend.config);
-        let row = LATENT + ROPE;
-        let [token_stride, head_stride] = [HEADS * row, row].map(|stride| stride as i64);
-        let query = state.query.address();
-        let call = ffi::FiCutlassMla {
-            query_latent: query as *const _,
-            query_rope: (query + (LATENT * self.element()) as u64) as *const _,
-            cache: keys.cache as *const _,
-            seq_lens: state.lens[keys.part].address() as *const _,
-            block_table: state.tables[keys.part].address() as *const _,
-            out: state.outs[keys.part].address() as *mut _,
-            lse: state.lses[keys.part].address() as *mut _,
+        // The tails are copies, and each is a separate page.
+        let tails = ffi::FiCutlassMla {
+            query: state.query.address() as *const _,
+            cache: state.tail.address() as *const _,
+            seq_lens: state.lens[1].address() as *const _,
+            block_table: state.tables[1].address() as *const _,
+            out: state.outs[1].address() as *mut _,
+            lse: state.lses[1].address() as *mut _,
             workspace: state.partial.address() as *mut _,
             workspace_bytes: state.partial.len() as i64,
-            query_latent_token_stride: token_stride,
-            query_latent_head_stride: head_stride,
-            query_rope_token_stride: token_stride,
-            query_rope_head_stride: head_stride,
-            page_stride: keys.page_stride as i64,
-            row_stride: keys.row_stride as i64,
-            requests: int("requests", self.requests())?,
-            table_width: int("entries of the block table", keys.width)?,
-            page_count: int("pages", keys.pages)?,
-            page_size: int("page_size", keys.page_size)?,
-            sms: int("SMs", state.sms)?,
-            dtype: dtype_code(config.problem.dtype)?,
-            softmax_scale: config.softmax_scale,
+            page_stride: (TILE * (LATENT + ROPE)) as i64,
+            row_stride: (LATENT + ROPE) as i64,
+            requests: count,
+            table_width: 1,
+            page_count: count,
+            page_size: TILE as i32,
+            sms: sms(device)?,
+            dtype,
+            softmax_scale: self.config.softmax_scale,
         };
-        // SAFETY: the division wrote lengths of at least 1, tables whose entries name pages of the
-        // keys, and queries for all heads. The state's buffers have room for this number of
-        // requests.
-        check("CUTLASS_MLA", unsafe {
-            (self.backend.attend)(&raw const call, self.device.raw_stream())
-        })
-    }
-
-    /// # Safety
-    ///
-    /// The contract of [`DecodeBackend::decode`] holds for the step's batch, which was attended to
-    /// before.
-    unsafe fn merge(&self, absorbed: Absorbed<'_>) -> Result<()> {
-        let (state, out) = (self.state, absorbed.out);
-        let (lse, lse_head_stride) = match absorbed.lse {
-            None => (0, 0),
-            Some(lse) => {
-                let stride = lse.layout().row_stride;
-                (lse.into_bytes().address(), stride as i64)
-            }
+        // Whole tiles are in the request's own pages.
+        let tiles = ffi::FiCutlassMla {
+            cache: split.cache,
+            seq_lens: state.lens[0].address() as *const _,
+            block_table: state.tables[0].address() as *const _,
+            out: state.outs[0].address() as *mut _,
+            lse: state.lses[0].address() as *mut _,
+            page_stride,
+            row_stride,
+            table_width: split.table_width,
+            page_count: int("pages", layout.pages)?,
+            page_size: split.page_size,
+            ..tails
         };
-        let call = ffi::FiCutlassMlaMerge {
-            tile_out: state.outs[0].address() as *const _,
-            tail_out: state.outs[1].address() as *const _,
-            tile_lse: state.lses[0].address() as *const _,
-            tail_lse: state.lses[1].address() as *const _,
-            seq_lens: self.batch.seq_lens.bytes().address() as *const _,
-            out: out.address as *mut _,
+        let (lse, lse_head_stride) = call.lse.map_or((0, 0), |lse| {
+            let head_stride = lse.layout().row_stride as i64;
+            (lse.into_bytes().address(), head_stride)
+        });
+        let merge = ffi::FiCutlassMlaMerge {
+            tile_out: tiles.out,
+            tail_out: tails.out,
+            tile_lse: tiles.lse,
+            tail_lse: tails.lse,
+            seq_lens: split.seq_lens,
+            out: out.into_bytes().address() as *mut _,
             lse: lse as *mut _,
-            out_token_stride: out.layout.strides[0] as i64,
-            out_head_stride: out.layout.strides[1] as i64,
+            out_token_stride: out_strides[0],
+            out_head_stride: out_strides[1],
             lse_head_stride,
-            requests: int("requests", self.requests())?,
-            heads: int("heads", self.backend.config.problem.heads as usize)?,
-            dtype: dtype_code(self.backend.config.problem.dtype)?,
+            requests: count,
+            heads,
+            dtype,
         };
-        // SAFETY: the state's buffers have room for this number of requests. The output and the
-        // log-sum-exp were checked to hold what their layouts say. Lengths keep to the contract of
-        // a call, which is this function's own.
-        check("merge of CUTLASS_MLA", unsafe {
-            ffi::fi_cutlass_mla_merge(&raw const call, self.device.raw_stream())
-        })
+        let [division, merged] = ["division of CUTLASS_MLA", "merge of CUTLASS_MLA"];
+        // SAFETY: every tensor was checked to hold what its layout says. Rows begin at multiples of
+        // 16 bytes. The state's buffers have room for this number of requests and entries. Lengths
+        // and pages keep to the contract of a call, by the caller's promise. The division writes
+        // lengths of at least 1, tables whose entries name pages of the keys, and queries for all
+        // heads.
+        unsafe {
+            launch(device, division, ffi::fi_cutlass_mla_split, &split)?;
+            if batch.max_seq_len >= TILE && layout.pages > 0 {
+                launch(device, "CUTLASS_MLA", self.attend, &tiles)?;
+            }
+            launch(device, "CUTLASS_MLA", self.attend, &tails)?;
+            launch(device, merged, ffi::fi_cutlass_mla_merge, &merge)
+        }
     }
 }
 

@@ -10,10 +10,8 @@
 //! the C interface in `kernels`, and the code between FlashInfer's conventions and those of
 //! `mla-runtime`.
 
-#[cfg(feature = "gpu")]
-mod absorbed;
 mod cutlass_mla;
-#[cfg(any(feature = "gpu", test))]
+#[cfg(feature = "gpu")]
 mod host;
 mod mla;
 mod ragged;

@@ -9,18 +9,19 @@ use mla_runtime::mla_backend;
 
 #[cfg(feature = "fa")]
 use {
-    crate::absorbed::Absorbed,
     crate::host::HostLists,
-    crate::status::{check, dtype_code, int, sms, stride, strides},
+    crate::status::{check, dtype_code, int, launch, sms, stride, strides},
     crate::{compiled, ffi},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
-    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
+    mla_runtime::backend::{
+        DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, StepLimits,
+    },
     mla_runtime::room::filled,
-    mla_runtime::spec::{KernelFacts, Problem},
-    mla_runtime::tensor::{BlockTable, CacheRef, Memory as _},
+    mla_runtime::spec::Problem,
+    mla_runtime::tensor::Memory as _,
     mla_runtime::{Error, Result},
-    std::fmt,
+    std::iter,
 };
 
 /// Absorbed decode by FlashInfer: fa3 on Hopper if the feature `sm90` is on, otherwise fa2.
@@ -63,39 +64,14 @@ pub struct FlashInferMlaPlan {
     prepared_for: Option<Extents>,
 }
 
-/// Sizes of a batch, besides its lengths, on which the lists of a plan depend.
+/// Sizes of a batch, besides its lengths, on which the lists of a plan depend: query tokens,
+/// requests, and pages of a request at most.
 #[cfg(feature = "fa")]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Extents {
-    tokens: usize,
-    requests: usize,
-    max_pages: usize,
-}
+type Extents = [usize; 3];
 
 #[cfg(feature = "fa")]
-impl Extents {
-    fn of(tokens: usize, table: &BlockTable<'_, Cuda>) -> Self {
-        Self {
-            tokens,
-            requests: table.requests(),
-            max_pages: table.max_pages(),
-        }
-    }
-}
-
-#[cfg(feature = "fa")]
-impl fmt::Display for Extents {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            tokens,
-            requests,
-            max_pages,
-        } = self;
-        write!(
-            f,
-            "{tokens} query tokens of {requests} requests with at most {max_pages} pages"
-        )
-    }
+fn shown([tokens, requests, max_pages]: Extents) -> String {
+    format!("{tokens} query tokens of {requests} requests with at most {max_pages} pages")
 }
 
 #[cfg(feature = "fa")]
@@ -122,9 +98,9 @@ impl FlashInferMla {
 
     /// Returns the bytes of the partial results, of the log-sum-exp, and of the lists.
     fn sizes(&self, device: &Cuda, limits: &StepLimits) -> Result<[usize; 3]> {
-        let sms = sms(device)?;
         // SAFETY: the function only computes with its argument.
-        let partial = unsafe { ffi::fi_mla_workspace_bytes(int("SMs", sms)?) };
+        let partial = unsafe { ffi::fi_mla_workspace_bytes(sms(device)?) };
+        let sms = device.gpu().multiprocessors;
         let entry = size_of::<i32>();
         Ok([
             usize::try_from(partial).map_err(|_| Error::argument("SMs", sms, "fewer"))?,
@@ -159,7 +135,7 @@ impl DecodeBackend for FlashInferMla {
     fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {
         Ok(Self {
             config: *config,
-            launch: launch(&Self::KERNELS, device)?,
+            launch: fa(device)?,
         })
     }
 
@@ -180,7 +156,7 @@ impl DecodeBackend for FlashInferMla {
     fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferMlaPlan> {
         let [_, _, lists] = self.sizes(device, limits)?;
         // SAFETY: the function only computes with its argument.
-        let staging = unsafe { ffi::fi_mla_staging_bytes(int("SMs", sms(device)?)?) };
+        let staging = unsafe { ffi::fi_mla_staging_bytes(sms(device)?) };
         Ok(FlashInferMlaPlan {
             written: filled(0, lists / size_of::<i32>())?,
             host: HostLists::new(limits.requests, staging as usize)?,
@@ -200,7 +176,8 @@ impl DecodeBackend for FlashInferMla {
     ) -> Result<()> {
         plan.made_for.check_same("metadata", &self.config.problem)?;
         let extents = plan.read(batch, self.config.problem.page_size as usize)?;
-        if extents.tokens == 0 {
+        let [tokens, ..] = extents;
+        if tokens == 0 {
             plan.prepared_for = Some(extents);
             return Ok(());
         }
@@ -215,8 +192,8 @@ impl DecodeBackend for FlashInferMla {
             requests: int("requests", plan.host.lens.len())?,
             heads: int("heads", self.heads())?,
             capacity: int("capacity", capacity)?,
-            grid_x: 0,
-            grid_y: 0,
+            sms: sms(device)?,
+            ..Default::default()
         };
         device.bind()?;
         // SAFETY: each list has the length that the header gives for these numbers of requests and
@@ -242,93 +219,56 @@ impl DecodeBackend for FlashInferMla {
         call.check(&self.config, &Self::SPEC)?;
         state.made_for.check_same("state", &self.config.problem)?;
         plan.made_for.check_same("metadata", &self.config.problem)?;
-        let (batch, cache) = (call.batch, call.cache);
-        let absorbed = Absorbed::of(call)?;
-        let given = Extents::of(absorbed.tokens, &batch.block_table);
+        let problem = &self.config.problem;
+        let [latent, rope] = call.query.parts(LATENT)?;
+        let Output::Plain(out) = call.out else {
+            return Err(Error::argument("out", "e4m3", problem.dtype));
+        };
+        let table = &call.batch.block_table;
+        let tokens = latent.shape()[0];
+        let given = [tokens, table.requests(), table.max_pages()];
         if plan.prepared_for != Some(given) {
             let none = || "a batch that was prepared".to_owned();
-            let extents = plan
-                .prepared_for
-                .map_or_else(none, |extents| extents.to_string());
+            let extents = plan.prepared_for.map_or_else(none, shown);
             let accepted = format!("{extents}, for which it was prepared");
-            return Err(Error::argument("batch", given, accepted));
+            return Err(Error::argument("batch", shown(given), accepted));
         }
-        if given.tokens == 0 || given.requests == 0 {
+        if tokens == 0 || table.requests() == 0 {
             return Ok(());
         }
-        let mut run = self.run(&absorbed, cache, batch.block_table, state, plan)?;
-        let lse = absorbed.lse;
-        let target = match lse {
-            // With one query token, FlashInfer's order equals ours.
-            Some(lse) if given.tokens == 1 && lse.layout().row_stride == 1 => {
-                run.lse = lse.into_bytes().address() as *mut _;
-                None
-            }
-            Some(lse) => {
-                run.lse = state.lse.address() as *mut _;
-                Some(lse)
-            }
-            None => None,
-        };
-        device.bind()?;
-        // SAFETY: every tensor was checked to hold what its layout says, and the layouts agree. The
-        // lists are those of a plan for this batch, and the workspace has the size that the plan
-        // assumes. Pages and lengths keep to the contract of a call, by the caller's promise.
-        let status = unsafe { (self.launch)(&raw const run, device.raw_stream()) };
-        check("FLASHINFER_MLA", status)?;
-        let Some(target) = target else {
-            return Ok(());
-        };
-        let head_stride = target.layout().row_stride as i64;
-        // SAFETY: the source holds tokens × heads, as `run` checked. The target holds what its
-        // layout says.
-        let status = unsafe {
-            ffi::fi_transpose_lse(
-                run.lse,
-                target.into_bytes().address() as *mut _,
-                head_stride,
-                int("query tokens", given.tokens)?,
-                run.heads,
-                1.0,
-                device.raw_stream(),
-            )
-        };
-        check("log-sum-exp of FLASHINFER_MLA", status)
-    }
-}
-
-#[cfg(feature = "fa")]
-impl FlashInferMla {
-    /// Returns the parameters of a call, without a log-sum-exp.
-    fn run(
-        &self,
-        absorbed: &Absorbed<'_>,
-        cache: CacheRef<'_, Cuda>,
-        table: BlockTable<'_, Cuda>,
-        state: &FlashInferMlaState,
-        plan: &FlashInferMlaPlan,
-    ) -> Result<ffi::FiMlaRun> {
-        let (problem, heads, rows) = (&self.config.problem, self.heads(), cache.layout());
-        if state.lse.len() < absorbed.tokens * heads * size_of::<f32>() {
+        if state.lse.len() < tokens * self.heads() * size_of::<f32>() {
             let accepted = "no more than the limits that the state was made for";
-            return Err(Error::argument("query tokens", absorbed.tokens, accepted));
+            return Err(Error::argument("query tokens", tokens, accepted));
         }
-        let [latent, rope] = [&absorbed.latent, &absorbed.rope];
-        let element = problem.dtype.bytes();
+        let own_lse = state.lse.address() as *mut _;
+        let (lse, transposed) = match call.lse {
+            None => (std::ptr::null_mut(), None),
+            Some(lse) => {
+                let head_stride = lse.layout().row_stride as i64;
+                let to = lse.into_bytes().address() as *mut _;
+                match (tokens, head_stride) {
+                    // With one query token, FlashInfer's order equals ours.
+                    (1, 1) => (to, None),
+                    _ => (own_lse, Some((to, head_stride))),
+                }
+            }
+        };
+        let (element, rows) = (problem.dtype.bytes(), call.cache.layout());
         let rope_rows = rows.rope_strides();
-        let latent_strides = strides("query latent", &latent.layout)?;
-        let rope_strides = strides("query rope", &rope.layout)?;
-        let out_strides = strides("out", &absorbed.out.layout)?;
-        Ok(ffi::FiMlaRun {
-            query_latent: latent.address as *const _,
-            query_rope: rope.address as *const _,
-            cache: cache.bytes().address() as *const _,
-            cache_rope: cache.rope_bytes().address() as *const _,
+        let row_stride = |field, bytes: usize| stride(field, bytes / element, rows.page_size);
+        let latent_strides = strides("query latent", latent.layout())?;
+        let rope_strides = strides("query rope", rope.layout())?;
+        let out_strides = strides("out", out.layout())?;
+        let run = ffi::FiMlaRun {
+            query_latent: latent.bytes().address() as *const _,
+            query_rope: rope.bytes().address() as *const _,
+            cache: call.cache.bytes().address() as *const _,
+            cache_rope: call.cache.rope_bytes().address() as *const _,
             block_table: table.entries().bytes().address() as *const _,
             lists: plan.lists.address() as *const _,
             workspace: state.partial.address() as *mut _,
-            out: absorbed.out.address as *mut _,
-            lse: std::ptr::null_mut(),
+            out: out.into_bytes().address() as *mut _,
+            lse,
             workspace_bytes: state.partial.len() as i64,
             query_latent_token_stride: latent_strides[0],
             query_latent_head_stride: latent_strides[1],
@@ -336,32 +276,53 @@ impl FlashInferMla {
             query_rope_head_stride: rope_strides[1],
             // The kernels multiply these two in 64 bits.
             page_stride: stride("page stride", rows.page_stride / element, 1)?,
-            row_stride: stride("row stride", rows.row_stride / element, rows.page_size)?,
             rope_page_stride: stride("rope page stride", rope_rows.page_stride / element, 1)?,
-            rope_row_stride: stride(
-                "rope row stride",
-                rope_rows.row_stride / element,
-                rows.page_size,
-            )?,
+            row_stride: row_stride("row stride", rows.row_stride)?,
+            rope_row_stride: row_stride("rope row stride", rope_rows.row_stride)?,
             out_token_stride: out_strides[0],
             out_head_stride: out_strides[1],
-            heads: int("heads", heads)?,
+            heads: int("heads", self.heads())?,
             page_size: int("page_size", rows.page_size)?,
             capacity: int("capacity", plan.capacity())?,
             grid_x: plan.grid[0],
             grid_y: plan.grid[1],
             dtype: dtype_code(problem.dtype)?,
             softmax_scale: self.config.softmax_scale,
-        })
+        };
+        // SAFETY: every tensor was checked to hold what its layout says, and the layouts agree. The
+        // lists are those of a plan for this batch, and the workspace has the size that the plan
+        // assumes. Pages and lengths keep to the contract of a call, by the caller's promise.
+        unsafe { launch(device, "FLASHINFER_MLA", self.launch, &run)? };
+        let Some((to, head_stride)) = transposed else {
+            return Ok(());
+        };
+        let lse = ffi::FiLse {
+            from: own_lse,
+            to,
+            head_stride,
+            tokens: int("query tokens", tokens)?,
+            heads: run.heads,
+            dependent: (device.gpu().capability.major >= 9).into(),
+            factor: 1.0,
+        };
+        let operation = "log-sum-exp of FLASHINFER_MLA";
+        // SAFETY: the source holds tokens × heads, as was checked above. The target holds what its
+        // layout says.
+        unsafe { launch(device, operation, ffi::fi_transpose_lse, &lse) }
     }
 }
+
+/// The latent width of a cache row.
+#[cfg(feature = "fa")]
+const LATENT: usize = 512;
 
 /// Returns the kernel for the GPU. If this build has several, the order of `compiled` above
 /// decides.
 #[cfg(feature = "fa")]
-fn launch(kernels: &KernelFacts, device: &Cuda) -> Result<Launch> {
+fn fa(device: &Cuda) -> Result<Launch> {
     let capability = device.gpu().capability;
-    match kernels.family_on(capability).map(|family| family.name) {
+    let facts = FlashInferMla::KERNELS;
+    match facts.family_on(capability).map(|family| family.name) {
         #[cfg(feature = "sm90")]
         Some("sm90") => Ok(ffi::fi_mla_fa3),
         #[cfg(feature = "sm80")]
@@ -407,24 +368,16 @@ impl FlashInferMlaPlan {
                 "at most 4294967295 tokens",
             ));
         }
-        self.host.query_starts.clear();
-        self.host.starts.clear();
-        self.host.lens.clear();
-        self.host.query_starts.push(0);
-        let mut end = 0;
-        for (request, (query, len)) in query_lens.iter().zip(seq_lens).enumerate() {
-            end += *query as usize;
-            self.host.query_starts.push(int("query tokens", end)?);
-            self.host
-                .starts
-                .push(int("block table", request * max_pages)?);
-            // The kernels would read entries of the block table beyond the request's own.
-            if *len as usize > max_pages * page_size {
-                let accepted = format!("at most {max_pages} pages of {page_size}");
-                return Err(Error::argument("host lengths", len, accepted));
-            }
-            self.host.lens.push(int("length", *len as usize)?);
+        // The kernels would read entries of the block table beyond the request's own.
+        let room = max_pages * page_size;
+        if let Some(len) = seq_lens.iter().find(|len| **len as usize > room) {
+            let accepted = format!("at most {max_pages} pages of {page_size}");
+            return Err(Error::argument("host lengths", len, accepted));
         }
-        Ok(Extents::of(end, &batch.block_table))
+        let entries = iter::repeat_n(max_pages, requests);
+        let lens = [query_lens, seq_lens];
+        self.host.read(lens, "block table", entries)?;
+        let tokens = self.host.query_starts[requests] as usize;
+        Ok([tokens, requests, max_pages])
     }
 }

@@ -12,7 +12,7 @@ use mla_runtime::mla_backend;
 #[cfg(feature = "gpu")]
 use {
     crate::host::HostLists,
-    crate::status::{check, dtype_code, int, sms, within},
+    crate::status::{check, dtype_code, int, launch, sms, within},
     crate::{compiled, ffi},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
@@ -20,7 +20,7 @@ use {
         Keys, LayerConfig, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
     },
     mla_runtime::spec::Problem,
-    mla_runtime::tensor::{LseMut, Memory as _},
+    mla_runtime::tensor::Memory as _,
     mla_runtime::{Error, Result},
 };
 
@@ -103,10 +103,7 @@ impl FlashInfer {
     }
 
     fn sizes(&self, device: &Cuda, limits: &StepLimits) -> Result<ffi::FiRaggedSizes> {
-        let mut sizes = ffi::FiRaggedSizes {
-            lists: 0,
-            workspace: 0,
-        };
+        let mut sizes = ffi::FiRaggedSizes::default();
         // SAFETY: the address is that of a value on this stack.
         let status = unsafe {
             ffi::fi_ragged_sizes(
@@ -114,7 +111,7 @@ impl FlashInfer {
                 int("requests", limits.requests)?,
                 int("tokens", limits.tokens)?,
                 int("heads", self.heads())?,
-                int("SMs", sms(device)?)?,
+                sms(device)?,
                 &raw mut sizes,
             )
         };
@@ -147,32 +144,55 @@ impl FlashInfer {
         })
     }
 
-    /// Divides the work of `query_lens` and `key_lens`, and copies the lists to the device.
+    /// Divides the work of query and key lengths, and copies the lists to the device.
     fn divide(
         &self,
         device: &Cuda,
-        (query_lens, key_lens): (&[u32], &[u32]),
+        lens: [&[u32]; 2],
         causal: bool,
         workspace: usize,
         plan: &mut Plan,
     ) -> Result<()> {
         plan.causal = causal;
-        let divided = plan.read(query_lens, key_lens).and_then(|()| {
-            // FlashInfer divides by the number of requests, and without keys there is nothing to
-            // plan.
-            if plan.query_tokens() == 0 || plan.key_tokens() == 0 {
-                return Ok(());
-            }
-            self.plan_on_the_host(device, workspace, plan)
-        });
+        let divided = self.plan_on_the_host(device, lens, workspace, plan);
         if divided.is_err() {
-            plan.forget();
+            plan.host.clear();
         }
         divided
     }
 
-    fn plan_on_the_host(&self, device: &Cuda, workspace: usize, plan: &mut Plan) -> Result<()> {
-        let mut call = plan.call(self, workspace)?;
+    fn plan_on_the_host(
+        &self,
+        device: &Cuda,
+        lens: [&[u32]; 2],
+        workspace: usize,
+        plan: &mut Plan,
+    ) -> Result<()> {
+        let [query_lens, key_lens] = lens;
+        if key_lens.len() != query_lens.len() {
+            let accepted = format!("{}, as many as query lengths", query_lens.len());
+            return Err(Error::argument("key lengths", key_lens.len(), accepted));
+        }
+        let keys = key_lens.iter().map(|len| *len as usize);
+        plan.host.read(lens, "key tokens", keys)?;
+        // FlashInfer divides by the number of requests, and without keys there is nothing to plan.
+        if plan.tokens().contains(&0) {
+            return Ok(());
+        }
+        let mut call = ffi::FiRaggedPlan {
+            query_starts: plan.host.query_starts.as_ptr(),
+            key_starts: plan.host.starts.as_ptr(),
+            key_lens: plan.host.lens.as_ptr(),
+            staging: plan.host.staging.as_mut_ptr().cast(),
+            lists: plan.lists.address() as *mut _,
+            lists_bytes: plan.lists.len() as i64,
+            workspace_bytes: workspace as i64,
+            fa: self.version.number,
+            requests: int("requests", plan.host.lens.len())?,
+            heads: int("heads", self.heads())?,
+            causal: plan.causal.into(),
+            numbers: plan.numbers,
+        };
         device.bind()?;
         // SAFETY: each list has the length that the header gives for this number of requests. The
         // staging and the lists on the device have the sizes that are passed, and FlashInfer
@@ -190,97 +210,46 @@ impl FlashInfer {
         device: &Cuda,
         call: PrefillCall<'_, Cuda>,
         plan: &Plan,
-        (workspace, lse): (&mut Buffer, &mut Buffer),
+        state: &FlashInferState,
     ) -> Result<()> {
-        let (mut run, target) = self.run(call, plan, (workspace, lse))?;
-        if run.query_tokens == 0 {
-            return Ok(());
-        }
-        if target.is_some() {
-            run.lse = lse.address() as *mut _;
-        }
-        device.bind()?;
-        let stream = device.raw_stream();
-        if run.key_tokens > 0 {
-            // SAFETY: every tensor was checked to hold what its layout says, and the layouts agree.
-            // The plan is for these numbers of tokens, and the workspace has the size that the plan
-            // was made for. The starts on the device are those of the plan, by the caller's
-            // promise.
-            let status = unsafe { (self.version.launch)(&raw const run, stream) };
-            check("FLASHINFER", status)?;
-            if let Some(Target { lse, head_stride }) = target {
-                let (tokens, factor) = (run.query_tokens, std::f32::consts::LN_2);
-                // SAFETY: the source holds query tokens × heads, as `run` checked. The target holds
-                // what its layout says.
-                let status = unsafe {
-                    ffi::fi_transpose_lse(
-                        run.lse,
-                        lse,
-                        head_stride,
-                        tokens,
-                        run.heads,
-                        factor,
-                        stream,
-                    )
-                };
-                check("log-sum-exp of FLASHINFER", status)?;
-            }
-        }
-        if plan.has_unseen() {
-            clear_unseen(device, plan, &run, target)?;
-        }
-        Ok(())
-    }
-
-    /// Refuses a call whose tokens differ from its plan's, or exceed the state.
-    fn check_tokens(&self, tokens: [usize; 2], plan: &Plan, lse: &Buffer) -> Result<()> {
-        let planned = [plan.query_tokens(), plan.key_tokens()];
-        for (field, (given, accepted)) in ["query tokens", "key tokens"]
+        call.check(&self.config, &Self::SPEC)?;
+        let (Keys::Packed(keys), Output::Plain(out)) = (call.keys, call.out) else {
+            let given = "keys in two, or an output in e4m3";
+            return Err(Error::argument("call", given, "packed and plain"));
+        };
+        let layouts = [
+            ("query", *call.query.layout()),
+            ("keys", *keys.layout()),
+            ("values", *call.values.layout()),
+            ("out", *out.layout()),
+        ];
+        let tokens = [call.query.shape()[0], call.values.shape()[0]];
+        for ((field, given), accepted) in ["query tokens", "key tokens"]
             .into_iter()
-            .zip(tokens.into_iter().zip(planned))
+            .zip(tokens)
+            .zip(plan.tokens())
         {
             if given != accepted {
                 let accepted = format!("{accepted}, for which it was prepared");
                 return Err(Error::argument(field, given, accepted));
             }
         }
-        if lse.len() < tokens[0] * self.heads() * size_of::<f32>() {
+        let [query_tokens, key_tokens] = tokens;
+        if state.lse.len() < query_tokens * self.heads() * size_of::<f32>() {
             let accepted = "no more than the limits that the state was made for";
-            return Err(Error::argument("query tokens", tokens[0], accepted));
+            return Err(Error::argument("query tokens", query_tokens, accepted));
         }
-        Ok(())
-    }
-
-    /// Returns the parameters of a call without its log-sum-exp, and the destination of the
-    /// log-sum-exp.
-    fn run(
-        &self,
-        call: PrefillCall<'_, Cuda>,
-        plan: &Plan,
-        (workspace, lse): (&Buffer, &Buffer),
-    ) -> Result<(ffi::FiRaggedRun, Option<Target>)> {
-        call.check(&self.config, &Self::SPEC)?;
-        let (Keys::Packed(keys), Output::Plain(out)) = (call.keys, call.out) else {
-            let given = "keys in two, or an output in e4m3";
-            return Err(Error::argument("call", given, "packed and plain"));
-        };
-        let [query, key, value] = [call.query, keys, call.values].map(|it| *it.layout());
-        let out_layout = *out.layout();
-        let [query_tokens, key_tokens] = [query.shape[0], value.shape[0]];
-        self.check_tokens([query_tokens, key_tokens], plan, lse)?;
-        let layouts = [
-            ("query", &query),
-            ("keys", &key),
-            ("values", &value),
-            ("out", &out_layout),
-        ];
         if let Some(max) = self.version.max_elements() {
-            for (field, layout) in layouts {
+            for (field, layout) in &layouts {
                 within(field, layout, max)?;
             }
         }
         let [query_strides, key_strides, value_strides, out_strides] =
             layouts.map(|(_, layout)| layout.strides.map(|stride| stride as i64));
+        let own_lse = match call.lse {
+            Some(_) => state.lse.address() as *mut _,
+            None => std::ptr::null_mut(),
+        };
         let run = ffi::FiRaggedRun {
             query: call.query.bytes().address() as *const _,
             key: keys.bytes().address() as *const _,
@@ -289,9 +258,9 @@ impl FlashInfer {
             key_starts: call.key_starts.bytes().address() as *const _,
             numbers: plan.numbers.as_ptr(),
             lists: plan.lists.address() as *const _,
-            workspace: workspace.address() as *mut _,
+            workspace: state.workspace.address() as *mut _,
             out: out.into_bytes().address() as *mut _,
-            lse: std::ptr::null_mut(),
+            lse: own_lse,
             query_token_stride: query_strides[0],
             query_head_stride: query_strides[1],
             key_token_stride: key_strides[0],
@@ -307,56 +276,58 @@ impl FlashInfer {
             dtype: dtype_code(self.config.problem.dtype)?,
             softmax_scale: self.config.softmax_scale,
         };
-        Ok((run, call.lse.map(Target::of)))
-    }
-}
-
-/// Destination of a log-sum-exp.
-#[cfg(feature = "gpu")]
-#[derive(Clone, Copy)]
-struct Target {
-    lse: *mut f32,
-    head_stride: i64,
-}
-
-#[cfg(feature = "gpu")]
-impl Target {
-    fn of(lse: LseMut<'_, Cuda>) -> Self {
-        let head_stride = lse.layout().row_stride as i64;
-        Self {
-            lse: lse.into_bytes().address() as *mut _,
-            head_stride,
+        if query_tokens == 0 {
+            return Ok(());
         }
+        let (lse, lse_head_stride) = call.lse.map_or((std::ptr::null_mut::<f32>(), 0), |lse| {
+            let head_stride = lse.layout().row_stride as i64;
+            (lse.into_bytes().address() as *mut _, head_stride)
+        });
+        if key_tokens > 0 {
+            // SAFETY: every tensor was checked to hold what its layout says, and the layouts agree.
+            // The plan is for these numbers of tokens, and the workspace has the size that the plan
+            // was made for. The starts on the device are those of the plan, by the caller's
+            // promise.
+            unsafe { launch(device, "FLASHINFER", self.version.launch, &run)? };
+        }
+        if key_tokens > 0 && !lse.is_null() {
+            let params = ffi::FiLse {
+                from: own_lse,
+                to: lse,
+                head_stride: lse_head_stride,
+                tokens: run.query_tokens,
+                heads: run.heads,
+                dependent: (device.gpu().capability.major >= 9).into(),
+                factor: std::f32::consts::LN_2,
+            };
+            let operation = "log-sum-exp of FLASHINFER";
+            // SAFETY: the source holds query tokens × heads, as was checked above. The target holds
+            // what its layout says.
+            unsafe { launch(device, operation, ffi::fi_transpose_lse, &params)? };
+        }
+        if !plan.has_unseen() {
+            return Ok(());
+        }
+        // Fills the rows of query tokens that see no key.
+        let unseen = ffi::FiUnseen {
+            query_starts: run.query_starts,
+            key_starts: run.key_starts,
+            out: run.out,
+            lse,
+            out_token_stride: run.out_token_stride,
+            out_head_stride: run.out_head_stride,
+            lse_head_stride,
+            requests: int("requests", plan.host.lens.len())?,
+            query_tokens: run.query_tokens,
+            heads: run.heads,
+            width: 128,
+            causal: run.causal,
+        };
+        let operation = "empty rows of FLASHINFER";
+        // SAFETY: the tensors were checked to hold what their layouts say. Both arrays of starts
+        // have one entry more than there are requests.
+        unsafe { launch(device, operation, ffi::fi_clear_unseen, &unseen) }
     }
-}
-
-/// Fills the rows of query tokens that see no key.
-#[cfg(feature = "gpu")]
-fn clear_unseen(
-    device: &Cuda,
-    plan: &Plan,
-    run: &ffi::FiRaggedRun,
-    target: Option<Target>,
-) -> Result<()> {
-    let unseen = ffi::FiUnseen {
-        query_starts: run.query_starts,
-        key_starts: run.key_starts,
-        out: run.out,
-        lse: target.map_or(std::ptr::null_mut(), |target| target.lse),
-        out_token_stride: run.out_token_stride,
-        out_head_stride: run.out_head_stride,
-        lse_head_stride: target.map_or(0, |target| target.head_stride),
-        requests: int("requests", plan.host.lens.len())?,
-        query_tokens: run.query_tokens,
-        heads: run.heads,
-        width: 128,
-        causal: run.causal,
-    };
-    // SAFETY: the tensors were checked to hold what their layouts say. Both arrays of starts have
-    // one entry more than there are requests.
-    check("empty rows of FLASHINFER", unsafe {
-        ffi::fi_clear_unseen(&raw const unseen, device.raw_stream())
-    })
 }
 
 #[mla_backend(
@@ -437,18 +408,17 @@ impl PrefillBackend for FlashInfer {
         plans
             .made_for
             .check_same("metadata", &self.config.problem)?;
-        let requests = batch.query_lens.len();
-        if requests > state.requests {
-            let accepted = format!("at most {}", state.requests);
-            return Err(Error::argument("requests", requests, accepted));
-        }
-        let tokens: u64 = batch.query_lens.iter().map(|&len| u64::from(len)).sum();
-        if tokens > state.tokens as u64 {
-            let accepted = format!("at most {}", state.tokens);
-            return Err(Error::argument("tokens", tokens, accepted));
+        let tokens = batch.query_lens.iter().map(|len| *len as usize).sum();
+        for (field, given, max) in [
+            ("requests", batch.query_lens.len(), state.requests),
+            ("tokens", tokens, state.tokens),
+        ] {
+            if given > max {
+                return Err(Error::argument(field, given, format!("at most {max}")));
+            }
         }
         let workspace = state.workspace.len();
-        let lens = (batch.query_lens, batch.key_lens);
+        let lens = [batch.query_lens, batch.key_lens];
         self.divide(device, lens, true, workspace, &mut plans.new_tokens)?;
         for (chunk, plan) in batch.chunks.iter().zip(&mut plans.chunks) {
             let requests = chunk.request_start..chunk.request_end;
@@ -460,7 +430,7 @@ impl PrefillBackend for FlashInfer {
                     accepted,
                 ));
             };
-            let lens = (query_lens, &chunk.seq_lens[..]);
+            let lens = [query_lens, &chunk.seq_lens[..]];
             self.divide(device, lens, false, workspace, plan)?;
         }
         Ok(())
@@ -479,8 +449,7 @@ impl PrefillBackend for FlashInfer {
             .check_same("metadata", &self.config.problem)?;
         let plan = match call.chunk {
             None => &plans.new_tokens,
-            Some((index, [query_lens, key_lens])) => {
-                let lens = (query_lens, key_lens);
+            Some((index, lens)) => {
                 let planned = plans.chunks.get(index);
                 match planned.filter(|plan| plan.is_for(lens)) {
                     Some(plan) => plan,
@@ -494,7 +463,7 @@ impl PrefillBackend for FlashInfer {
             }
         };
         // SAFETY: the caller keeps to the same contract.
-        unsafe { self.attend(device, call, plan, (&mut state.workspace, &mut state.lse)) }
+        unsafe { self.attend(device, call, plan, state) }
     }
 }
 
@@ -515,85 +484,23 @@ fn refuse_capture(device: &Cuda) -> Result<()> {
 #[cfg(feature = "gpu")]
 impl Plan {
     /// Returns true if the plan was made for requests of these query tokens and keys.
-    fn is_for(&self, (query_lens, key_lens): (&[u32], &[u32])) -> bool {
-        let queries = self
-            .host
-            .query_starts
-            .windows(2)
-            .map(|pair| pair[1] - pair[0]);
+    fn is_for(&self, [query_lens, key_lens]: [&[u32]; 2]) -> bool {
+        let queries = self.host.query_lens();
         let keys = self.host.lens.iter().copied();
         queries.eq(query_lens.iter().map(|len| *len as i32))
             && keys.eq(key_lens.iter().map(|len| *len as i32))
     }
 
-    /// Makes this an empty plan until the next one is made.
-    fn forget(&mut self) {
-        self.host.query_starts.clear();
-        self.host.starts.clear();
-        self.host.lens.clear();
-    }
-
-    fn query_tokens(&self) -> usize {
-        self.host.query_starts.last().map_or(0, |end| *end as usize)
-    }
-
-    fn key_tokens(&self) -> usize {
-        self.host.starts.last().map_or(0, |end| *end as usize)
+    /// Returns the numbers of query and key tokens.
+    fn tokens(&self) -> [usize; 2] {
+        [&self.host.query_starts, &self.host.starts]
+            .map(|starts| starts.last().map_or(0, |end| *end as usize))
     }
 
     /// Returns true if some query token sees no key.
     fn has_unseen(&self) -> bool {
-        let queries = self
-            .host
-            .query_starts
-            .windows(2)
-            .map(|pair| pair[1] - pair[0]);
         let min = |queries: i32| if self.causal { queries } else { 1 };
-        queries
-            .zip(&self.host.lens)
-            .any(|(queries, keys)| queries > 0 && *keys < min(queries))
-    }
-
-    /// Copies the lengths of a batch.
-    fn read(&mut self, query_lens: &[u32], key_lens: &[u32]) -> Result<()> {
-        if key_lens.len() != query_lens.len() {
-            let accepted = format!("{}, as many as query lengths", query_lens.len());
-            return Err(Error::argument("key lengths", key_lens.len(), accepted));
-        }
-        let starts = |field, lens: &[u32], starts: &mut Vec<i32>| -> Result<()> {
-            starts.clear();
-            starts.push(0);
-            let mut end = 0;
-            for len in lens {
-                end += *len as usize;
-                starts.push(int(field, end)?);
-            }
-            Ok(())
-        };
-        starts("query tokens", query_lens, &mut self.host.query_starts)?;
-        starts("key tokens", key_lens, &mut self.host.starts)?;
-        self.host.lens.clear();
-        self.host
-            .lens
-            .extend(key_lens.iter().map(|len| *len as i32));
-        Ok(())
-    }
-
-    /// Returns the parameters of the plan.
-    fn call(&mut self, backend: &FlashInfer, workspace: usize) -> Result<ffi::FiRaggedPlan> {
-        Ok(ffi::FiRaggedPlan {
-            query_starts: self.host.query_starts.as_ptr(),
-            key_starts: self.host.starts.as_ptr(),
-            key_lens: self.host.lens.as_ptr(),
-            staging: self.host.staging.as_mut_ptr().cast(),
-            lists: self.lists.address() as *mut _,
-            lists_bytes: self.lists.len() as i64,
-            workspace_bytes: workspace as i64,
-            fa: backend.version.number,
-            requests: int("requests", self.host.lens.len())?,
-            heads: int("heads", backend.heads())?,
-            causal: self.causal.into(),
-            numbers: self.numbers,
-        })
+        let mut requests = self.host.query_lens().zip(&self.host.lens);
+        requests.any(|(queries, keys)| queries > 0 && *keys < min(queries))
     }
 }

@@ -1,6 +1,6 @@
 //! Parts that all calls of the C interface share: status and extents.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_void};
 
 use mla_kernels::Cuda;
 use mla_runtime::model::DType;
@@ -21,6 +21,23 @@ pub(crate) fn check(operation: &'static str, status: i32) -> Result<()> {
         operation,
         message: text.to_string_lossy().into_owned(),
     })
+}
+
+/// Enqueues a launch of the C interface.
+///
+/// # Safety
+///
+/// `function` is one of [`ffi`], and every address in `params` is as the header says.
+pub(crate) unsafe fn launch<Params>(
+    device: &Cuda,
+    operation: &'static str,
+    function: unsafe extern "C" fn(*const Params, *mut c_void) -> i32,
+    params: &Params,
+) -> Result<()> {
+    device.bind()?;
+    // SAFETY: this function's own contract covers the addresses in `params`. The stream's context
+    // is current.
+    check(operation, unsafe { function(params, device.raw_stream()) })
 }
 
 /// Converts an extent that FlashInfer stores as a signed 32-bit number.
@@ -76,12 +93,8 @@ pub(crate) fn dtype_code(dtype: DType) -> Result<i32> {
 }
 
 /// Returns the number of SMs of the GPU. A plan divides its work among them.
-pub(crate) fn sms(device: &Cuda) -> Result<usize> {
-    let mut sms = 0;
-    device.bind()?;
-    // SAFETY: the address is that of a value on this stack.
-    check("count SMs", unsafe { ffi::fi_sms(&raw mut sms) })?;
-    usize::try_from(sms).map_err(|_| Error::argument("SMs", sms, "a number above 0"))
+pub(crate) fn sms(device: &Cuda) -> Result<i32> {
+    int("SMs", device.gpu().multiprocessors)
 }
 
 #[cfg(all(test, feature = "fa"))]

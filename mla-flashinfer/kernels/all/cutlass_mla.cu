@@ -1,8 +1,8 @@
 // Kernels that run before and after CUTLASS's decode.
 #include <algorithm>
 
-#include "cutlass_mla.h"
 #include "dtype.cuh"
+#include "flashinfer.h"
 
 namespace {
 

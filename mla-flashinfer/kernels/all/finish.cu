@@ -1,5 +1,5 @@
 // Conversion of FlashInfer's outputs into ours.
-#include "finish.h"
+#include "flashinfer.h"
 #include "guard.h"
 
 namespace {
@@ -23,17 +23,6 @@ __global__ void transpose_lse(const float* from, float* to, int64_t head_stride,
     if (token + x < tokens && head + y < heads) {
         to[(head + y) * head_stride + token + x] = tile[x][y];
     }
-}
-
-// Sets `has` to whether a launch may be programmatically dependent on the one before it.
-cudaError_t has_dependent_launch(bool* has) {
-    int device = 0, major = 0;
-    cudaError_t status = cudaGetDevice(&device);
-    if (status == cudaSuccess) {
-        status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    }
-    *has = major >= 9;
-    return status;
 }
 
 // A CTA for each query token. Its request is the last that begins at or before it.
@@ -66,25 +55,21 @@ extern "C" int32_t fi_clear_unseen(const FiUnseen* unseen, void* stream) {
     });
 }
 
-extern "C" int32_t fi_transpose_lse(const float* from, float* to, int64_t head_stride,
-                                    int32_t tokens, int32_t heads, float factor, void* stream) {
+extern "C" int32_t fi_transpose_lse(const FiLse* lse, void* stream) {
     return fi::guarded([&] {
         const auto tiles = [](int32_t extent) {
             return static_cast<unsigned>((extent + kTile - 1) / kTile);
         };
-        bool is_dependent = false;
-        const cudaError_t status = has_dependent_launch(&is_dependent);
-        if (status != cudaSuccess) return status;
         cudaLaunchAttribute dependent{};
         dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
         dependent.val.programmaticStreamSerializationAllowed = 1;
         cudaLaunchConfig_t launch{};
-        launch.gridDim = dim3(tiles(tokens), tiles(heads));
+        launch.gridDim = dim3(tiles(lse->tokens), tiles(lse->heads));
         launch.blockDim = dim3(kTile, kTile);
         launch.stream = static_cast<cudaStream_t>(stream);
         launch.attrs = &dependent;
-        launch.numAttrs = is_dependent ? 1 : 0;
-        return cudaLaunchKernelEx(&launch, transpose_lse, from, to, head_stride, tokens, heads,
-                                  factor);
+        launch.numAttrs = lse->dependent ? 1 : 0;
+        return cudaLaunchKernelEx(&launch, transpose_lse, lse->from, lse->to, lse->head_stride,
+                                  lse->tokens, lse->heads, lse->factor);
     });
 }

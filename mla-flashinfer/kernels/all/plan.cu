@@ -4,7 +4,6 @@
 #include <stdexcept>
 
 #include "mla.cuh"
-#include "status.h"
 
 std::string& fi::last_error() {
     thread_local std::string text;
@@ -12,15 +11,6 @@ std::string& fi::last_error() {
 }
 
 extern "C" const char* fi_last_error(void) { return fi::last_error().c_str(); }
-
-extern "C" int32_t fi_sms(int32_t* sms) {
-    return fi::guarded([&] {
-        int device = 0;
-        const cudaError_t status = cudaGetDevice(&device);
-        if (status != cudaSuccess) return status;
-        return cudaDeviceGetAttribute(sms, cudaDevAttrMultiProcessorCount, device);
-    });
-}
 
 namespace {
 
@@ -30,9 +20,9 @@ constexpr int64_t kMaxWorks = 16384;
 
 // Upper bound of a plan's work items: one for each query tile of a cluster of one CTA or of two,
 // and one more for each cluster, since a split begins where a cluster's share of all keys is full.
-int64_t most_works(const FiMlaPlan& plan, int64_t sms) {
+int64_t most_works(const FiMlaPlan& plan) {
     const int64_t rows = static_cast<int64_t>(plan.query_starts[plan.requests]) * plan.heads;
-    return std::max<int64_t>(2 * plan.requests, rows / 128 + plan.requests) + sms;
+    return std::max<int64_t>(2 * plan.requests, rows / 128 + plan.requests) + plan.sms;
 }
 
 // Nine lists of works and five of SMs, each begun at a multiple of 16 bytes.
@@ -91,9 +81,7 @@ extern "C" int64_t fi_mla_workspace_bytes(int32_t sms) {
 
 extern "C" int32_t fi_mla_plan(FiMlaPlan* plan) {
     return fi::guarded([&] {
-        int32_t all_sms = 0;
-        if (fi_sms(&all_sms) != 0) throw std::runtime_error(fi::last_error());
-        const int64_t bound = most_works(*plan, all_sms);
+        const int64_t bound = most_works(*plan);
         if (bound > kMaxWorks) {
             throw std::length_error("batch: given " + std::to_string(bound) +
                                     " query tiles and splits, accepted at most 16384");

@@ -115,7 +115,7 @@ cudaError_t plan_cutlass(FiRaggedPlan* plan, cudaStream_t stream) {
                                 " bytes, accepted at least " + std::to_string(bytes) + " and " +
                                 std::to_string(out_bytes));
     }
-    made.write(plan->numbers);
+    std::memcpy(plan->numbers, &made, sizeof made);
     std::copy(lists.begin(), lists.end(), static_cast<int32_t*>(plan->staging));
     return cudaMemcpyAsync(plan->lists, plan->staging, bytes, cudaMemcpyHostToDevice, stream);
 }

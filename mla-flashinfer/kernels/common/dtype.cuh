@@ -10,6 +10,12 @@
 
 namespace fi {
 
+// An address in parameters of FlashInfer's, which have no const.
+template <typename T>
+T* address(const void* pointer) {
+    return static_cast<T*>(const_cast<void*>(pointer));
+}
+
 // Calls `launch` with a value of the dtype that has this number.
 template <typename Launch>
 cudaError_t of_dtype(int32_t dtype, Launch&& launch) {

@@ -4,7 +4,7 @@
 #include <flashinfer/attention/mla.cuh>
 
 #include "dtype.cuh"
-#include "mla.h"
+#include "flashinfer.h"
 
 namespace fi {
 
@@ -15,19 +15,16 @@ constexpr int64_t partial_rows(int64_t sms) { return 2 * sms * 64; }
 
 template <typename T>
 flashinfer::MLAParams<T, T, T, int32_t> mla_params(const FiMlaRun& run) {
-    const auto address = [](const void* pointer) {
-        return static_cast<T*>(const_cast<void*>(pointer));
-    };
     const auto list = [&run](int index) {
         return const_cast<int32_t*>(run.lists) + static_cast<int64_t>(index) * run.capacity;
     };
     // Rows that the workspace has room for: a row is an output of T and its log-sum-exp.
     const int64_t rows = run.workspace_bytes / (kLatent * sizeof(T) + sizeof(float));
     flashinfer::MLAParams<T, T, T, int32_t> params{};
-    params.q_nope = address(run.query_latent);
-    params.q_pe = address(run.query_rope);
-    params.ckv = address(run.cache);
-    params.kpe = address(run.cache_rope);
+    params.q_nope = address<T>(run.query_latent);
+    params.q_pe = address<T>(run.query_rope);
+    params.ckv = address<T>(run.cache);
+    params.kpe = address<T>(run.cache_rope);
     params.partial_o = static_cast<T*>(run.workspace);
     params.partial_lse = reinterpret_cast<float*>(params.partial_o + rows * kLatent);
     params.final_o = static_cast<T*>(run.out);

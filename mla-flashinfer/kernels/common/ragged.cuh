@@ -5,11 +5,10 @@
 #include <flashinfer/allocator.h>
 #include <flashinfer/attention/mask.cuh>
 
-#include <algorithm>
-#include <iterator>
+#include <cstring>
 
 #include "dtype.cuh"
-#include "ragged.h"
+#include "flashinfer.h"
 
 namespace fi {
 
@@ -34,15 +33,6 @@ cudaError_t of_kind(const FiRaggedRun& run, Launch&& launch) {
 struct CutlassPlan {
     int64_t work_starts, tiles, heads, requests_of_works;
     int64_t max_query_len, requests;
-
-    void write(int64_t* numbers) const {
-        const int64_t all[] = {work_starts,       tiles,         heads,
-                               requests_of_works, max_query_len, requests};
-        std::copy(std::begin(all), std::end(all), numbers);
-    }
-    static CutlassPlan of(const int64_t* numbers) {
-        return {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]};
-    }
 };
 
 // A list of a plan.

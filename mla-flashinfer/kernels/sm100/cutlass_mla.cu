@@ -2,19 +2,16 @@
 // own runMla is not called: it knows one softmax scale, and writes no log-sum-exp.
 #include <flashinfer/attention/cutlass_mla.cuh>
 
-#include "cutlass_mla.h"
 #include "dtype.cuh"
+#include "flashinfer.h"
 
 namespace {
 
 template <typename T>
 typename flashinfer::attention::MlaSm100<T>::Fmha::Arguments arguments(const FiCutlassMla& call) {
     using Kernel = flashinfer::attention::MlaSm100<T>;
-    constexpr int kLatent = 512;
-    const auto address = [](const void* pointer) {
-        return static_cast<T*>(const_cast<void*>(pointer));
-    };
-    const auto list = [](const int32_t* pointer) { return const_cast<int32_t*>(pointer); };
+    constexpr int kLatent = 512, kRow = 512 + 64;
+    T *query = fi::address<T>(call.query), *cache = fi::address<T>(call.cache);
     const auto strides = [](int64_t row, int64_t request) {
         return cute::make_tuple(row, cute::_1{}, request);
     };
@@ -25,13 +22,11 @@ typename flashinfer::attention::MlaSm100<T>::Fmha::Arguments arguments(const FiC
     typename Kernel::Fmha::Arguments arguments{
         cute::make_tuple(typename Kernel::TileShapeH{}, call.page_size * call.table_width,
                          typename Kernel::TileShapeD{}, call.requests),
-        {call.softmax_scale, address(call.query_latent),
-         strides(call.query_latent_head_stride, call.query_latent_token_stride),
-         address(call.query_rope),
-         strides(call.query_rope_head_stride, call.query_rope_token_stride), address(call.cache),
-         rows, address(call.cache) + kLatent, rows, list(call.seq_lens), list(call.block_table),
+        {call.softmax_scale, query, strides(kRow, heads * kRow), query + kLatent,
+         strides(kRow, heads * kRow), cache, rows, cache + kLatent, rows,
+         fi::address<int32_t>(call.seq_lens), fi::address<int32_t>(call.block_table),
          cute::make_stride(cute::_1{}, call.table_width), call.page_count, call.page_size},
-        {address(call.out), strides(kLatent, heads * kLatent), call.lse,
+        {fi::address<T>(call.out), strides(kLatent, heads * kLatent), call.lse,
          cute::make_tuple(cute::_1{}, static_cast<int>(heads))},
         hardware,
     };

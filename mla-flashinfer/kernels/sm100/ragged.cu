@@ -17,10 +17,6 @@ cudaError_t attend(const FiRaggedRun& run, const fi::CutlassPlan& plan, cudaStre
         cute::Shape<cute::Int<kQueryTile>, cute::Int<fi::kValue>, cute::Int<kKeyTile>>;
     using Mask = std::conditional_t<kCausal, cutlass::fmha::collective::CausalMask,
                                     cutlass::fmha::collective::ResidualMask>;
-    const auto address = [](const void* pointer) {
-        return static_cast<T*>(const_cast<void*>(pointer));
-    };
-    const auto starts = [](const int32_t* list) { return const_cast<int32_t*>(list); };
     const auto stride = [](int64_t elements) { return static_cast<int>(elements); };
     // TMA gets a description of the output that begins before its first row, by the number of rows
     // of the longest request. The output therefore has to lie at a place with that number of rows
@@ -28,8 +24,9 @@ cudaError_t attend(const FiRaggedRun& run, const fi::CutlassPlan& plan, cudaStre
     const int64_t row = static_cast<int64_t>(run.heads) * fi::kValue;
     T* out = static_cast<T*>(run.workspace) + plan.max_query_len * row;
     const cudaError_t status = run_fmha_fwd<T, T, int32_t, KeyShape, ValueShape, Mask>(
-        run.workspace, address(run.query), address(run.key), address(run.value),
-        starts(run.query_starts), starts(run.key_starts), fi::list_at(run, plan.work_starts),
+        run.workspace, fi::address<T>(run.query), fi::address<T>(run.key),
+        fi::address<T>(run.value), fi::address<int32_t>(run.query_starts),
+        fi::address<int32_t>(run.key_starts), fi::list_at(run, plan.work_starts),
         fi::list_at(run, plan.tiles), fi::list_at(run, plan.heads),
         fi::list_at(run, plan.requests_of_works), out, run.lse,
         /*mask_mode_code=*/kCausal, run.softmax_scale, 1, 1, 1, 1, run.heads, run.heads, fi::kKey,
@@ -46,7 +43,8 @@ cudaError_t attend(const FiRaggedRun& run, const fi::CutlassPlan& plan, cudaStre
 
 extern "C" int32_t fi_ragged_cutlass(const FiRaggedRun* run, void* stream) {
     return fi::guarded([&] {
-        const auto plan = fi::CutlassPlan::of(run->numbers);
+        fi::CutlassPlan plan;
+        std::memcpy(&plan, run->numbers, sizeof plan);
         // No query sees a key.
         if (plan.requests == 0) return cudaSuccess;
         return fi::of_kind(*run, [&](auto zero, auto mask) {

@@ -24,14 +24,11 @@ cudaError_t launch(BatchPrefillRaggedParams<T, T, T, int32_t> params, T* partial
 
 template <typename T, MaskMode kMask>
 cudaError_t attend(const FiRaggedRun& run, const PrefillPlanInfo& info, cudaStream_t stream) {
-    const auto address = [](const void* pointer) {
-        return static_cast<T*>(const_cast<void*>(pointer));
-    };
     BatchPrefillRaggedParams<T, T, T, int32_t> params;
-    params.q = address(run.query);
-    params.k = address(run.key);
-    params.v = address(run.value);
-    params.o = address(run.out);
+    params.q = fi::address<T>(run.query);
+    params.k = fi::address<T>(run.key);
+    params.v = fi::address<T>(run.value);
+    params.o = fi::address<T>(run.out);
     params.lse = run.lse;
     params.q_indptr = const_cast<int32_t*>(run.query_starts);
     params.kv_indptr = const_cast<int32_t*>(run.key_starts);

@@ -21,14 +21,11 @@ cudaError_t launch(BatchPrefillRaggedParams<T, T, T, int32_t> params, cudaStream
 
 template <typename T, MaskMode kMask>
 cudaError_t attend(const FiRaggedRun& run, const PrefillPlanSM90Info& info, cudaStream_t stream) {
-    const auto address = [](const void* pointer) {
-        return static_cast<T*>(const_cast<void*>(pointer));
-    };
     BatchPrefillRaggedParams<T, T, T, int32_t> params{};
-    params.q_ptr = address(run.query);
-    params.k_ptr = address(run.key);
-    params.v_ptr = address(run.value);
-    params.o_ptr = address(run.out);
+    params.q_ptr = fi::address<T>(run.query);
+    params.k_ptr = fi::address<T>(run.key);
+    params.v_ptr = fi::address<T>(run.value);
+    params.o_ptr = fi::address<T>(run.out);
     params.lse_ptr = run.lse;
     params.qo_tile_indices = fi::list_at(run, info.qo_tile_indices_offset);
     params.qo_indptr = fi::list_at(run, info.qo_indptr_offset);

@@ -93,18 +93,8 @@ impl OnTheHost<'_> {
     }
 
     fn query(&self, request: usize, head: usize) -> Vec<f32> {
-        let at = |token: i64, stride: i64| request as i64 * token + head as i64 * stride;
-        let latent = at(
-            self.0.query_latent_token_stride,
-            self.0.query_latent_head_stride,
-        );
-        let rope = at(
-            self.0.query_rope_token_stride,
-            self.0.query_rope_head_stride,
-        );
-        let mut query = self.row(self.0.query_latent, latent, LATENT);
-        query.extend(self.row(self.0.query_rope, rope, ROPE));
-        query
+        let row = LATENT + ROPE;
+        self.row(self.0.query, ((request * HEADS + head) * row) as i64, row)
     }
 
     /// Returns all rows of every tile in which a request has keys, as the kernel reads them.
