@@ -23,9 +23,6 @@ extern "C" {
 /* What went wrong last on this thread: valid until its next call. Never null. */
 const char* fm_last_error(void);
 
-/* The SMs of the current device. */
-int32_t fm_sms(int32_t* sms);
-
 typedef struct FmSchedule {
     const int32_t* seq_lens; /* [requests] */
     int32_t* lens;           /* [requests], written: the same, within 0 and max_len */
@@ -71,9 +68,14 @@ typedef struct FmQueries {
 
 int32_t fm_pack_queries(const FmQueries* queries, void* stream);
 
-/* lse of fm_combine as [heads, tokens], with -inf of no keys. */
-int32_t fm_finish_lse(const float* from, float* to, int64_t head_stride, int32_t tokens,
-                      int32_t heads, void* stream);
+typedef struct FmLse {
+    const float* from; /* [tokens, heads], of fm_combine */
+    float* to;         /* [heads, tokens], with -inf of no keys */
+    int64_t head_stride;
+    int32_t tokens, heads;
+} FmLse;
+
+int32_t fm_finish_lse(const FmLse* lse, void* stream);
 
 /* lens of a schedule. */
 int32_t fm_bound_lens(const FmSchedule* schedule, void* stream);

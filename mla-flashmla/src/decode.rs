@@ -10,7 +10,7 @@ use mla_runtime::mla_backend;
 use {
     crate::ffi,
     crate::rows::{Strides, partial_rows, parts},
-    crate::status::{check, int, sms},
+    crate::status::{int, launch},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
     mla_runtime::backend::{
@@ -19,7 +19,7 @@ use {
     mla_runtime::device::Device as _,
     mla_runtime::model::DType,
     mla_runtime::spec::Problem,
-    mla_runtime::tensor::{CacheLayout, LseMut, Memory as _, TensorRef},
+    mla_runtime::tensor::{CacheLayout, Memory as _, TensorRef},
     mla_runtime::{Error, Result},
 };
 
@@ -65,18 +65,6 @@ struct Extents {
     parts: usize,
 }
 
-/// The sizes in bytes of the buffers of a state and of a schedule.
-#[cfg(feature = "sm90")]
-struct Sizes {
-    out_parts: usize,
-    lse_parts: usize,
-    lse: usize,
-    queries: usize,
-    lens: usize,
-    parts: usize,
-    splits: usize,
-}
-
 #[cfg(feature = "sm90")]
 const FLOAT: usize = size_of::<f32>();
 #[cfg(feature = "sm90")]
@@ -90,21 +78,22 @@ impl FlashMla {
         self.config.problem.heads as usize
     }
 
-    fn sizes(&self, device: &Cuda, limits: &StepLimits) -> Result<Sizes> {
-        let (heads, sms) = (self.heads(), sms(device)?);
+    /// Returns the bytes of the buffers of a state and of a schedule, in their order.
+    fn sizes(&self, device: &Cuda, limits: &StepLimits) -> [usize; 7] {
+        let (heads, sms) = (self.heads(), device.gpu().multiprocessors);
         let query_len = limits.decode_query_len;
         let uniform = limits.requests.saturating_mul(query_len);
         let tokens = uniform.min(limits.tokens);
         let partial = partial_rows(sms, heads, [tokens, query_len.min(limits.tokens)]);
-        Ok(Sizes {
-            out_parts: partial * LATENT * FLOAT,
-            lse_parts: partial * FLOAT,
-            lse: tokens * heads * FLOAT,
-            queries: tokens * heads * ffi::FM_WIDTH as usize * self.config.problem.dtype.bytes(),
-            lens: limits.requests * INT,
-            parts: parts(sms, 1) * ffi::FM_PART_BYTES as usize,
-            splits: (limits.requests + 1) * INT,
-        })
+        [
+            partial * LATENT * FLOAT,
+            partial * FLOAT,
+            tokens * heads * FLOAT,
+            tokens * heads * ffi::FM_WIDTH as usize * self.config.problem.dtype.bytes(),
+            limits.requests * INT,
+            parts(sms, 1) * ffi::FM_PART_BYTES as usize,
+            (limits.requests + 1) * INT,
+        ]
     }
 
     /// Returns the sizes of a batch. Those that FlashMLA counts in 32 bits are refused if they are
@@ -117,7 +106,7 @@ impl FlashMla {
             return Err(Error::argument("requests", requests, accepted));
         }
         let rows = query_len * self.heads();
-        let parts = parts(sms(device)?, rows);
+        let parts = parts(device.gpu().multiprocessors, rows);
         int("partial results", (requests + parts) * rows * LATENT)?;
         // This is the cost of all requests, in blocks of 64 tokens.
         let blocks = batch.block_table.max_pages() + 5;
@@ -157,29 +146,27 @@ impl DecodeBackend for FlashMla {
     }
 
     fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> Result<u64> {
-        let sizes = self.sizes(device, limits)?;
-        let state = sizes.out_parts + sizes.lse_parts + sizes.lse + sizes.queries;
-        Ok((state + sizes.lens + sizes.parts + sizes.splits) as u64)
+        Ok(self.sizes(device, limits).iter().sum::<usize>() as u64)
     }
 
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashMlaState> {
-        let sizes = self.sizes(device, limits)?;
+        let [out_parts, lse_parts, lse, queries, ..] = self.sizes(device, limits);
         Ok(FlashMlaState {
             made_for: self.config.problem,
-            out_parts: device.allocate(sizes.out_parts)?,
-            lse_parts: device.allocate(sizes.lse_parts)?,
-            lse: device.allocate(sizes.lse)?,
-            queries: device.allocate(sizes.queries)?,
+            out_parts: device.allocate(out_parts)?,
+            lse_parts: device.allocate(lse_parts)?,
+            lse: device.allocate(lse)?,
+            queries: device.allocate(queries)?,
         })
     }
 
     fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashMlaSchedule> {
-        let sizes = self.sizes(device, limits)?;
+        let [.., lens, parts, splits] = self.sizes(device, limits);
         Ok(FlashMlaSchedule {
             made_for: self.config.problem,
-            lens: device.allocate(sizes.lens)?,
-            parts: device.allocate(sizes.parts)?,
-            splits: device.allocate(sizes.splits)?,
+            lens: device.allocate(lens)?,
+            parts: device.allocate(parts)?,
+            splits: device.allocate(splits)?,
             prepared_for: None,
         })
     }
@@ -221,13 +208,10 @@ impl DecodeBackend for FlashMla {
                 num_parts: int("parts", extents.parts)?,
                 max_len: int("block table", max_len)?,
             };
-            device.bind()?;
             // SAFETY: the lengths and the lists have an entry for each request and part. The
             // lengths may have any value, since the first kernel bounds them by the block table's
             // size. With bounded lengths, the second kernel writes only parts within the requests.
-            check("schedule of FLASHMLA", unsafe {
-                ffi::fm_schedule(&raw const call, device.raw_stream())
-            })?;
+            unsafe { launch(device, "schedule of FLASHMLA", ffi::fm_schedule, &call)? };
         }
         schedule.prepared_for = Some(extents);
         Ok(())
@@ -303,25 +287,28 @@ impl DecodeBackend for FlashMla {
             is_bf16: i32::from(self.config.problem.dtype == DType::BF16),
             softmax_scale: self.config.softmax_scale,
         };
-        device.bind()?;
         // SAFETY: every tensor was checked to hold what its layout says, the layouts agree, and the
         // output has no gaps. The workspaces hold what the header asks for. The lists are those of
         // a schedule for this batch. Pages and lengths keep to the contract of a call, by the
         // caller's promise.
-        check("FLASHMLA", unsafe {
-            ffi::fm_attend(&raw const run, device.raw_stream())
-        })?;
+        unsafe { launch(device, "FLASHMLA", ffi::fm_attend, &run)? };
         // The combine kernel may end before the preceding kernel, and the following kernel waits
         // only for the last one.
         device.fence()?;
         // SAFETY: this is the same run. `fm_combine` reads its workspaces and writes its outputs.
-        check("FLASHMLA", unsafe {
-            ffi::fm_combine(&raw const run, device.raw_stream())
-        })?;
-        match call.lse {
-            None => Ok(()),
-            Some(lse) => self.finish(device, tokens, state, lse),
-        }
+        unsafe { launch(device, "FLASHMLA", ffi::fm_combine, &run)? };
+        let Some(lse) = call.lse else {
+            return Ok(());
+        };
+        let lse = ffi::FmLse {
+            from: run.lse,
+            head_stride: lse.layout().row_stride as i64,
+            to: lse.into_bytes().address() as *mut _,
+            tokens: int("query tokens", tokens)?,
+            heads: run.heads,
+        };
+        // SAFETY: the source holds tokens × heads, and the target holds what its layout says.
+        unsafe { launch(device, "log-sum-exp of FLASHMLA", ffi::fm_finish_lse, &lse) }
     }
 }
 
@@ -351,32 +338,19 @@ impl FlashMla {
             tokens: int("query tokens", tokens)?,
             heads: int("heads", heads)?,
         };
-        device.bind()?;
         // SAFETY: the source holds what its layout says, and its rows are at multiples of 16 bytes,
         // as `check` compared. The target has room for the tokens of a step within its limits.
-        check("queries of FLASHMLA", unsafe {
-            ffi::fm_pack_queries(&raw const queries, device.raw_stream())
-        })?;
+        unsafe {
+            launch(
+                device,
+                "queries of FLASHMLA",
+                ffi::fm_pack_queries,
+                &queries,
+            )?
+        };
         // FlashMLA's kernel does not wait for the preceding kernel.
         device.fence()?;
         Ok((state.queries.address(), Strides::packed(query_len * heads)))
-    }
-
-    fn finish(
-        &self,
-        device: &Cuda,
-        tokens: usize,
-        state: &FlashMlaState,
-        lse: LseMut<'_, Cuda>,
-    ) -> Result<()> {
-        let head_stride = lse.layout().row_stride as i64;
-        let (tokens, heads) = (int("query tokens", tokens)?, int("heads", self.heads())?);
-        let to = lse.into_bytes().address() as *mut _;
-        let from = state.lse.address() as *const _;
-        // SAFETY: the source holds tokens × heads, and the target holds what its layout says.
-        check("log-sum-exp of FLASHMLA", unsafe {
-            ffi::fm_finish_lse(from, to, head_stride, tokens, heads, device.raw_stream())
-        })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Parts that all calls of the C interface share: status and extents.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_void};
 
 use mla_kernels::Cuda;
 use mla_runtime::{Error, Result};
@@ -8,7 +8,7 @@ use mla_runtime::{Error, Result};
 use crate::ffi;
 
 /// Returns the error of a call that FlashMLA or CUDA refused.
-pub(crate) fn check(operation: &'static str, status: i32) -> Result<()> {
+fn check(operation: &'static str, status: i32) -> Result<()> {
     if status == 0 {
         return Ok(());
     }
@@ -21,16 +21,24 @@ pub(crate) fn check(operation: &'static str, status: i32) -> Result<()> {
     })
 }
 
+/// Enqueues a launch of the C interface.
+///
+/// # Safety
+///
+/// `function` is one of [`ffi`], and every address in `params` is as the header says.
+pub(crate) unsafe fn launch<Params>(
+    device: &Cuda,
+    operation: &'static str,
+    function: unsafe extern "C" fn(*const Params, *mut c_void) -> i32,
+    params: &Params,
+) -> Result<()> {
+    device.bind()?;
+    // SAFETY: this function's own contract covers the addresses in `params`. The stream's context
+    // is current.
+    check(operation, unsafe { function(params, device.raw_stream()) })
+}
+
 /// Converts an extent that FlashMLA stores as a signed 32-bit number.
 pub(crate) fn int(field: &'static str, value: usize) -> Result<i32> {
     i32::try_from(value).map_err(|_| Error::argument(field, value, "at most 2147483647"))
-}
-
-/// Returns the number of SMs of the GPU. A schedule divides its work among them.
-pub(crate) fn sms(device: &Cuda) -> Result<usize> {
-    let mut sms = 0;
-    device.bind()?;
-    // SAFETY: the address is that of a value on this stack.
-    check("count SMs", unsafe { ffi::fm_sms(&raw mut sms) })?;
-    usize::try_from(sms).map_err(|_| Error::argument("SMs", sms, "a number above 0"))
 }

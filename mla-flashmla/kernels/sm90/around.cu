@@ -54,12 +54,11 @@ extern "C" int32_t fm_pack_queries(const FmQueries* queries, void* stream) {
     });
 }
 
-extern "C" int32_t fm_finish_lse(const float* from, float* to, int64_t head_stride, int32_t tokens,
-                                 int32_t heads, void* stream) {
+extern "C" int32_t fm_finish_lse(const FmLse* lse, void* stream) {
     return fm::guarded([&] {
-        const auto grid = ctas(static_cast<int64_t>(tokens) * heads);
-        finish_lse<<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(from, to, head_stride,
-                                                                            tokens, heads);
+        const auto grid = ctas(static_cast<int64_t>(lse->tokens) * lse->heads);
+        finish_lse<<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+            lse->from, lse->to, lse->head_stride, lse->tokens, lse->heads);
         return cudaGetLastError();
     });
 }

@@ -112,15 +112,6 @@ std::string& fm::last_error() {
 
 extern "C" const char* fm_last_error(void) { return fm::last_error().c_str(); }
 
-extern "C" int32_t fm_sms(int32_t* sms) {
-    return fm::guarded([&] {
-        int device = 0;
-        const cudaError_t status = cudaGetDevice(&device);
-        if (status != cudaSuccess) return status;
-        return cudaDeviceGetAttribute(sms, cudaDevAttrMultiProcessorCount, device);
-    });
-}
-
 extern "C" int32_t fm_schedule(const FmSchedule* schedule, void* stream) {
     const int32_t status = fm_bound_lens(schedule, stream);
     if (status != 0) return status;
