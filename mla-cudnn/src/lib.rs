@@ -9,8 +9,6 @@
 //! `libcudnn.so.9`. [`library`] returns its version, or the reason why there is none. cuDNN's
 //! frontend opens the CUDA runtime (`libcudart.so.12` or `.13`) in the same way.
 
-#[cfg(any(feature = "cudnn", test))]
-mod host;
 mod lengths;
 mod library;
 #[cfg(feature = "cudnn")]

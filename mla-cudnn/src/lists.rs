@@ -2,11 +2,14 @@
 
 use std::ops::Range;
 
-use crate::host::{self, LISTS};
 use mla_kernels::Cuda;
 use mla_kernels::device::Buffer;
+use mla_runtime::room::with_room;
 use mla_runtime::tensor::Memory as _;
 use mla_runtime::{Error, Result};
+
+/// Number of lists of a call. Each has one entry more than there are requests.
+pub(crate) const LISTS: usize = 7;
 
 /// Number of calls of a step with their own places: the call for new tokens, and those for the
 /// first context chunks.
@@ -48,7 +51,7 @@ impl Lists {
 
     pub(crate) fn new(device: &Cuda, requests: usize) -> Result<Self> {
         Ok(Self {
-            scratch: host::scratch(requests)?,
+            scratch: scratch(requests)?,
             device: device.allocate(Self::bytes(requests))?,
             places: vec![Place::default(); PLACES],
             room: requests.saturating_add(1),
@@ -106,20 +109,24 @@ impl Lists {
     }
 }
 
-/// Returns the tokens of each request that are passed to cuDNN. Query tokens that see no key are
-/// added to `unseen`.
+/// Makes a list with room for all lists of a call.
+fn scratch(requests: usize) -> Result<Vec<i32>> {
+    with_room(LISTS.saturating_mul(requests.saturating_add(1)))
+}
+
+/// Returns the tokens of each request that are passed to cuDNN, and the query tokens that see no
+/// key.
 pub(crate) fn split(
     query_lens: &[u32],
     key_lens: &[u32],
     causal: bool,
-    unseen: &mut Vec<Range<usize>>,
-) -> Result<Vec<Seen>> {
+) -> Result<(Vec<Seen>, Vec<Range<usize>>)> {
     if query_lens.len() != key_lens.len() {
         let accepted = format!("{}, as many as query lengths", query_lens.len());
         return Err(Error::argument("key lengths", key_lens.len(), accepted));
     }
-    unseen.clear();
-    let (mut seen, mut query, mut key) = (Vec::with_capacity(key_lens.len()), 0, 0);
+    let (mut seen, mut unseen) = (Vec::with_capacity(key_lens.len()), Vec::new());
+    let (mut query, mut key) = (0, 0);
     for (queries, keys) in query_lens.iter().zip(key_lens) {
         let (end, key_end) = (query + *queries as usize, key + *keys as usize);
         // The last query token sees all keys, and each earlier token sees one key less.
@@ -139,7 +146,7 @@ pub(crate) fn split(
         }
         (query, key) = (end, key_end);
     }
-    Ok(seen)
+    Ok((seen, unseen))
 }
 
 /// Returns true if all requests have these lengths, and lie one after the other from the first
@@ -197,39 +204,45 @@ mod tests {
     use super::*;
 
     #[test]
+    fn limits_that_the_host_has_no_memory_for_are_an_error() {
+        for requests in [usize::MAX, 1 << 61] {
+            let refused = scratch(requests).map(drop);
+            assert!(
+                matches!(refused, Err(Error::OutOfMemory { .. })),
+                "{requests} requests: {refused:?}"
+            );
+        }
+        assert!(scratch(3).unwrap().capacity() >= 4 * LISTS);
+    }
+
+    #[test]
     fn requests_without_queries_or_keys_are_left_out_and_their_rows_filled() {
-        let mut unseen = Vec::new();
-        let ranges = |seen: Vec<Seen>| -> Vec<_> {
-            seen.into_iter()
-                .map(|seen| (seen.query, seen.key))
-                .collect()
+        let ranges = |causal| -> (Vec<_>, _) {
+            let (seen, unseen) = split(&[3, 0, 2, 4], &[3, 5, 0, 1], causal).unwrap();
+            let seen = seen.into_iter().map(|seen| (seen.query, seen.key));
+            (seen.collect(), unseen)
         };
-        let seen = split(&[3, 0, 2, 4], &[3, 5, 0, 1], true, &mut unseen).unwrap();
-        assert_eq!(ranges(seen), [(0..3, 0..3), (8..9, 8..9)]);
-        assert_eq!(unseen, [3..5, 5..8]);
-        let seen = split(&[3, 0, 2, 4], &[3, 5, 0, 1], false, &mut unseen).unwrap();
-        assert_eq!(ranges(seen), [(0..3, 0..3), (5..9, 8..9)]);
+        let expected = (vec![(0..3, 0..3), (8..9, 8..9)], vec![3..5, 5..8]);
+        assert_eq!(ranges(true), expected);
+        let (seen, unseen) = ranges(false);
+        assert_eq!(seen, [(0..3, 0..3), (5..9, 8..9)]);
         assert_eq!((unseen.len(), &unseen[0]), (1, &(3..5)));
-        assert!(split(&[1], &[1, 2], true, &mut unseen).is_err());
+        assert!(split(&[1], &[1, 2], true).is_err());
     }
 
     #[test]
     fn requests_are_equal_if_nothing_lies_between_them() {
-        let seen = |queries: &[u32], keys: &[u32], causal| {
-            split(queries, keys, causal, &mut Vec::new()).unwrap()
+        let equal = |queries: &[u32], keys: &[u32], causal, key_len| {
+            let (seen, _) = split(queries, keys, causal).unwrap();
+            are_equal(&seen, 64, key_len)
         };
-        let equal = seen(&[64, 0, 64], &[128, 0, 128], true);
-        assert!(are_equal(&equal, 64, 128));
-        assert!(!are_equal(&equal, 64, 256));
+        assert!(equal(&[64, 0, 64], &[128, 0, 128], true, 128));
+        assert!(!equal(&[64, 0, 64], &[128, 0, 128], true, 256));
         // Some keys are not seen by any query token, a length differs, or rows see nothing.
-        assert!(!are_equal(
-            &seen(&[64, 0, 64], &[128, 1, 128], true),
-            64,
-            128
-        ));
-        assert!(!are_equal(&seen(&[64, 63], &[64, 63], true), 64, 64));
-        assert!(!are_equal(&seen(&[64, 64], &[63, 64], true), 64, 64));
-        assert!(!are_equal(&seen(&[1, 64], &[0, 64], false), 64, 64));
+        assert!(!equal(&[64, 0, 64], &[128, 1, 128], true, 128));
+        assert!(!equal(&[64, 63], &[64, 63], true, 64));
+        assert!(!equal(&[64, 64], &[63, 64], true, 64));
+        assert!(!equal(&[1, 64], &[0, 64], false, 64));
     }
 
     #[test]

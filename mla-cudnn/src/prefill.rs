@@ -14,10 +14,9 @@ use mla_runtime::mla_backend;
 #[cfg(feature = "cudnn")]
 use {
     crate::ffi,
-    crate::host::{self, LISTS},
     crate::lengths::{ExactLengths, chosen},
     crate::library::library,
-    crate::lists::{Lists, Seen, are_equal, int, split},
+    crate::lists::{LISTS, Lists, Seen, are_equal, int, split},
     crate::session::Session,
     cudarc::driver::sys,
     mla_kernels::Cuda,
@@ -27,6 +26,7 @@ use {
     },
     mla_runtime::device::Device,
     mla_runtime::model::DType,
+    mla_runtime::room::with_room,
     mla_runtime::spec::{Cause, Problem},
     mla_runtime::tensor::{Layout, Memory},
     mla_runtime::{Error, Result},
@@ -51,41 +51,30 @@ pub struct CudnnState {
     query_lens: Vec<u32>,
     key_lens: Vec<u32>,
     lists: Lists,
-    unseen: Vec<Range<usize>>,
     /// Log-sum-exp, `[heads, lse_stride]`.
     lse: Buffer,
     lse_stride: usize,
 }
 
-/// Properties of a call on which its plan depends: the query tokens and keys of its requests, its
-/// mask, and its index among the step's calls.
+/// Properties of a call on which its plan depends: the query tokens and keys of its requests, and
+/// the number of its context chunk, if it is not the call for new tokens.
 #[cfg(feature = "cudnn")]
 #[derive(Clone, Copy)]
 struct Lens<'a> {
     query: &'a [u32],
     key: &'a [u32],
-    causal: bool,
-    call: usize,
+    chunk: Option<usize>,
 }
 
 #[cfg(feature = "cudnn")]
-impl<'a> Lens<'a> {
-    fn of_new(query: &'a [u32], key: &'a [u32]) -> Self {
-        Self {
-            query,
-            key,
-            causal: true,
-            call: 0,
-        }
+impl Lens<'_> {
+    fn causal(self) -> bool {
+        self.chunk.is_none()
     }
 
-    fn of_chunk(query: &'a [u32], key: &'a [u32], index: usize) -> Self {
-        Self {
-            query,
-            key,
-            causal: false,
-            call: index.saturating_add(1),
-        }
+    /// Returns the index among the step's calls.
+    fn call(self) -> usize {
+        self.chunk.map_or(0, |index| index.saturating_add(1))
     }
 }
 
@@ -152,14 +141,12 @@ impl PrefillBackend for Cudnn {
     }
 
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<CudnnState> {
-        let [query_lens, key_lens] = host::lens(limits.requests)?;
         Ok(CudnnState {
             made_for: self.config.problem,
             session: Session::new(device)?,
-            query_lens,
-            key_lens,
+            query_lens: with_room(limits.requests)?,
+            key_lens: with_room(limits.requests)?,
             lists: Lists::new(device, limits.requests)?,
-            unseen: Vec::new(),
             lse: device.allocate(self.lse_bytes(limits))?,
             lse_stride: lse_stride(limits),
         })
@@ -184,17 +171,18 @@ impl PrefillBackend for Cudnn {
             to.clear();
             to.extend_from_slice(from);
         }
-        let new = Lens::of_new(batch.query_lens, batch.key_lens);
-        self.prepare_lists(device, state, new)?;
+        let (query, key) = (batch.query_lens, batch.key_lens);
+        let chunk = None;
+        self.prepare_lists(device, state, Lens { query, key, chunk })?;
         for (index, chunk) in batch.chunks.iter().enumerate() {
             let requests = chunk.request_start..chunk.request_end;
-            let Some(query_lens) = batch.query_lens.get(requests) else {
+            let Some(query) = query.get(requests) else {
                 let accepted = format!("at most {}", batch.query_lens.len());
                 let given = chunk.request_end;
                 return Err(Error::argument("chunk's requests", given, accepted));
             };
-            let lens = Lens::of_chunk(query_lens, &chunk.seq_lens, index);
-            self.prepare_lists(device, state, lens)?;
+            let (key, chunk) = (&chunk.seq_lens[..], Some(index));
+            self.prepare_lists(device, state, Lens { query, key, chunk })?;
         }
         Ok(())
     }
@@ -207,15 +195,14 @@ impl PrefillBackend for Cudnn {
         (): &(),
     ) -> Result<()> {
         state.made_for.check_same("state", &self.config.problem)?;
-        if let Some((index, [query_lens, key_lens])) = call.chunk {
-            let lens = Lens::of_chunk(query_lens, key_lens, index);
-            return self.attend(device, call, state, lens);
+        if let Some((index, [query, key])) = call.chunk {
+            let chunk = Some(index);
+            return self.attend(device, call, state, Lens { query, key, chunk });
         }
-        let query_lens = std::mem::take(&mut state.query_lens);
-        let key_lens = std::mem::take(&mut state.key_lens);
-        let lens = Lens::of_new(&query_lens, &key_lens);
-        let done = self.attend(device, call, state, lens);
-        (state.query_lens, state.key_lens) = (query_lens, key_lens);
+        let lens = [&mut state.query_lens, &mut state.key_lens].map(std::mem::take);
+        let ([query, key], chunk) = (&lens, None);
+        let done = self.attend(device, call, state, Lens { query, key, chunk });
+        [state.query_lens, state.key_lens] = lens;
         done
     }
 }
@@ -236,11 +223,11 @@ impl Cudnn {
 
     /// Writes the lists of a call of the step, if the call will read any.
     fn prepare_lists(&self, device: &Cuda, state: &mut CudnnState, lens: Lens<'_>) -> Result<()> {
-        let seen = split(lens.query, lens.key, lens.causal, &mut state.unseen)?;
+        let (seen, _) = split(lens.query, lens.key, lens.causal())?;
         if seen.is_empty() || self.exact_lens(&seen).is_some() {
             return Ok(());
         }
-        state.lists.prepare(device, lens.call, &seen)
+        state.lists.prepare(device, lens.call(), &seen)
     }
 
     fn attend(
@@ -256,66 +243,52 @@ impl Cudnn {
             let accepted = format!("at most {}, the limits of the state", state.lse_stride);
             return Err(Error::argument("query tokens", query_tokens, accepted));
         }
-        let seen = split(lens.query, lens.key, lens.causal, &mut state.unseen)?;
+        let (seen, unseen) = split(lens.query, lens.key, lens.causal())?;
         if !seen.is_empty() {
-            self.launch(device, state, &tensors, &seen, lens)?;
+            let (lse, lse_stride) = match tensors.lse.0 {
+                0 => (0, 0),
+                _ => (state.lse.address(), state.lse_stride),
+            };
+            let key = self.key(&tensors, &seen, lens.causal(), lse_stride)?;
+            let key = state.session.built(key)?;
+            let lists = if key.equal == 0 {
+                let strides = tensors.layouts.map(|layout| layout.strides[0]);
+                state.lists.of(device, lens.call(), &seen, strides)?
+            } else {
+                [0; LISTS]
+            };
+            let [query, keys, values, out] = tensors.addresses;
+            let list = |index: usize| lists[index] as *const i32;
+            let run = ffi::McRun {
+                query: query as *const _,
+                key: keys as *const _,
+                value: values as *const _,
+                out: out as *mut _,
+                lse: lse as *mut _,
+                query_lens: list(0),
+                key_lens: list(1),
+                query_offsets: list(2),
+                key_offsets: list(3),
+                value_offsets: list(4),
+                out_offsets: list(5),
+                lse_offsets: list(6),
+                workspace: std::ptr::null_mut(),
+            };
+            // SAFETY: every tensor was checked to hold what its layout says, and the layouts agree.
+            // The state's log-sum-exp has room for all query tokens. The lists were written for
+            // these requests and lie within the tensors, or the requests are equal and the plan
+            // reads no list.
+            unsafe { state.session.run(&key, run)? };
             // SAFETY: the log-sum-exp was checked to hold its heads and tokens and is borrowed
             // mutably. The state's log-sum-exp has room for them.
             unsafe { copy_lse(device, &state.lse, state.lse_stride, &tensors)? };
         }
-        for rows in &state.unseen {
+        for rows in &unseen {
             // SAFETY: the rows belong to the output and the log-sum-exp, which were checked and are
             // borrowed mutably.
             unsafe { fill(device, rows, &tensors)? };
         }
         Ok(())
-    }
-
-    /// Runs cuDNN for the requests that are passed to it.
-    fn launch(
-        &self,
-        device: &Cuda,
-        state: &mut CudnnState,
-        tensors: &Tensors,
-        seen: &[Seen],
-        lens: Lens<'_>,
-    ) -> Result<()> {
-        let (has_lse, lse_stride) = (tensors.lse.0 != 0, state.lse_stride);
-        let key = self.key(
-            tensors,
-            seen,
-            lens.causal,
-            if has_lse { lse_stride } else { 0 },
-        )?;
-        let key = state.session.built(key)?;
-        let lists = if key.equal == 0 {
-            let strides = tensors.layouts.map(|layout| layout.strides[0]);
-            state.lists.of(device, lens.call, seen, strides)?
-        } else {
-            [0; LISTS]
-        };
-        let [query, keys, values, out] = tensors.addresses;
-        let list = |index: usize| lists[index] as *const i32;
-        let run = ffi::McRun {
-            query: query as *const _,
-            key: keys as *const _,
-            value: values as *const _,
-            out: out as *mut _,
-            lse: if has_lse { state.lse.address() } else { 0 } as *mut _,
-            query_lens: list(0),
-            key_lens: list(1),
-            query_offsets: list(2),
-            key_offsets: list(3),
-            value_offsets: list(4),
-            out_offsets: list(5),
-            lse_offsets: list(6),
-            workspace: std::ptr::null_mut(),
-        };
-        // SAFETY: every tensor was checked to hold what its layout says, and the layouts agree. The
-        // state's log-sum-exp has room for all query tokens. The lists were written for these
-        // requests and lie within the tensors, or the requests are equal and the plan reads no
-        // list.
-        unsafe { state.session.run(&key, run) }
     }
 
     /// Returns the tensors of a call, whose sizes have to fit the lengths.
@@ -382,16 +355,13 @@ impl Cudnn {
         lse_stride: usize,
     ) -> Result<ffi::McKey> {
         let problem = &self.config.problem;
-        let bucket = |lens: &mut dyn Iterator<Item = usize>| {
-            let max: usize = lens.max().unwrap_or(0);
-            max.next_power_of_two().max(64)
-        };
+        let bucket = |max: Option<usize>| max.unwrap_or(0).next_power_of_two().max(64);
         let equal = self.exact_lens(seen);
         let [max_query_len, max_key_len] = equal.unwrap_or_else(|| {
-            let queries = bucket(&mut seen.iter().map(|seen| seen.query.len()));
+            let queries = bucket(seen.iter().map(|seen| seen.query.len()).max());
             // A mask that is aligned to the bottom right needs at least as many keys as queries.
             let min = if causal { queries } else { 0 };
-            let keys = bucket(&mut seen.iter().map(|seen| seen.key.len()));
+            let keys = bucket(seen.iter().map(|seen| seen.key.len()).max());
             [queries, keys.max(min)]
         });
         let wide = |stride: usize| stride as i64;
@@ -455,9 +425,15 @@ unsafe fn copy_lse(device: &Cuda, from: &Buffer, stride: usize, tensors: &Tensor
     device.bind()?;
     // SAFETY: this function's own contract covers source and destination.
     let status = unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, device.raw_stream().cast()) };
+    check("log-sum-exp of CUDNN", status)
+}
+
+/// Returns the error of a call that the driver refused.
+#[cfg(feature = "cudnn")]
+fn check(operation: &'static str, status: sys::CUresult) -> Result<()> {
     status.result().map_err(|error| Error::Device {
         device: "cuda",
-        operation: "log-sum-exp of CUDNN",
+        operation,
         message: error.to_string(),
     })
 }
@@ -469,11 +445,7 @@ unsafe fn copy_lse(device: &Cuda, from: &Buffer, stride: usize, tensors: &Tensor
 /// The rows lie within the output and the log-sum-exp, which the caller may write.
 #[cfg(feature = "cudnn")]
 unsafe fn fill(device: &Cuda, rows: &Range<usize>, tensors: &Tensors) -> Result<()> {
-    let failed = |error: cudarc::driver::DriverError| Error::Device {
-        device: "cuda",
-        operation: "empty rows of CUDNN",
-        message: error.to_string(),
-    };
+    let operation = "empty rows of CUDNN";
     let stream = device.raw_stream().cast();
     let (out, address) = (&tensors.layouts[3], tensors.addresses[3]);
     let ([_, heads, width], [token, head, _]) = (out.shape, out.strides);
@@ -491,7 +463,7 @@ unsafe fn fill(device: &Cuda, rows: &Range<usize>, tensors: &Tensors) -> Result<
         let status = unsafe {
             sys::cuMemsetD2D16Async(begin, token * bytes, 0, columns, rows.len(), stream)
         };
-        status.result().map_err(failed)?;
+        check(operation, status)?;
     }
     let (lse, stride) = tensors.lse;
     if lse == 0 {
@@ -502,5 +474,5 @@ unsafe fn fill(device: &Cuda, rows: &Range<usize>, tensors: &Tensors) -> Result<
     // SAFETY: this function's own contract covers a row of each head.
     let status =
         unsafe { sys::cuMemsetD2D32Async(begin, pitch, infinity, rows.len(), heads, stream) };
-    status.result().map_err(failed)
+    check(operation, status)
 }

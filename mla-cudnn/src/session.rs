@@ -64,17 +64,17 @@ impl Session {
     /// Builds the plan for `key` when the key first occurs, and returns the plan's own key. If
     /// cuDNN refuses a plan for equal requests, this returns the key for ragged ones.
     pub(crate) fn built(&mut self, key: ffi::McKey) -> Result<ffi::McKey> {
-        let ragged = ffi::McKey { equal: 0, ..key };
         if self.plans.get(&numbers(&key)) != Some(None) {
-            match self.build(&key) {
-                Err(Refusal::OfCudnn(_)) if key.equal != 0 => {
+            match self.build(&key)? {
+                Err(_) if key.equal != 0 => {
                     self.make_room()?;
                     self.plans.add(numbers(&key), None);
                 }
-                done => return done.map(|()| key).map_err(Refusal::into_error),
+                done => return done.map(|()| key),
             }
         }
-        self.build(&ragged).map_err(Refusal::into_error)?;
+        let ragged = ffi::McKey { equal: 0, ..key };
+        self.build(&ragged)??;
         Ok(ragged)
     }
 
@@ -102,22 +102,26 @@ impl Session {
         check("CUDNN", status)
     }
 
-    fn build(&mut self, key: &ffi::McKey) -> std::result::Result<(), Refusal> {
+    /// Builds a plan. The inner result is cuDNN's refusal, if it has and will have no plan for the
+    /// key.
+    fn build(&mut self, key: &ffi::McKey) -> Result<Result<()>> {
         let numbers = numbers(key);
         if self.plans.get(&numbers).is_some() {
-            return Ok(());
+            return Ok(Ok(()));
         }
         if self.device.is_capturing()? {
             let given = "one that is built within a capture";
             let accepted = "one that is there: run a step of these lengths before it is captured";
-            return Err(Error::argument("plan of CUDNN", given, accepted).into());
+            return Err(Error::argument("plan of CUDNN", given, accepted));
         }
         self.make_room()?;
         self.device.bind()?;
         let (mut plan, mut bytes) = (std::ptr::null_mut(), 0);
         // SAFETY: the handle is alive, and the addresses are those of values on this stack.
         let status = unsafe { ffi::mc_plan_new(self.handle, key, &raw mut plan, &raw mut bytes) };
-        check("plan of CUDNN", status).map_err(Refusal::OfCudnn)?;
+        if let Err(refused) = check("plan of CUDNN", status) {
+            return Ok(Err(refused));
+        }
         // If there is no memory for its workspace, a plan is not kept.
         let bytes = usize::try_from(bytes).unwrap_or(0);
         if bytes > self.workspaces.last().map_or(0, Buffer::len) {
@@ -126,12 +130,12 @@ impl Session {
                 Err(error) => {
                     // SAFETY: the plan was made above, and nothing else has it.
                     unsafe { ffi::mc_plan_free(plan) };
-                    return Err(error.into());
+                    return Err(error);
                 }
             }
         }
         self.plans.add(numbers, Some(plan));
-        Ok(())
+        Ok(Ok(()))
     }
 
     /// Frees the least recently used plans until there is room for one more.
@@ -152,27 +156,6 @@ impl Session {
     }
 }
 
-/// Reason why there is no plan.
-enum Refusal {
-    /// cuDNN has and will have no plan for the key.
-    OfCudnn(Error),
-    Other(Error),
-}
-
-impl Refusal {
-    fn into_error(self) -> Error {
-        match self {
-            Self::OfCudnn(error) | Self::Other(error) => error,
-        }
-    }
-}
-
-impl From<Error> for Refusal {
-    fn from(error: Error) -> Self {
-        Self::Other(error)
-    }
-}
-
 impl Drop for Session {
     fn drop(&mut self) {
         // cuDNN frees in the current context of the calling thread. An error means that the context
@@ -190,29 +173,11 @@ impl Drop for Session {
     }
 }
 
-/// Numbers that identify a key.
-type Numbers = [i64; 19];
+/// The bytes of a key, which identify it.
+type Numbers = [u8; 9 * size_of::<i64>() + 10 * size_of::<i32>()];
 
 fn numbers(key: &ffi::McKey) -> Numbers {
-    [
-        key.query_token_stride,
-        key.query_head_stride,
-        key.key_token_stride,
-        key.key_head_stride,
-        key.value_token_stride,
-        key.value_head_stride,
-        key.out_token_stride,
-        key.out_head_stride,
-        key.lse_head_stride,
-        key.requests.into(),
-        key.max_query_len.into(),
-        key.max_key_len.into(),
-        key.heads.into(),
-        key.key_dim.into(),
-        key.value_dim.into(),
-        key.dtype.into(),
-        key.causal.into(),
-        key.equal.into(),
-        key.softmax_scale.to_bits().into(),
-    ]
+    // SAFETY: the key consists of nine numbers of 64 bits and ten of 32 bits. The compiler checks
+    // that both types have one size, so no byte is padding.
+    unsafe { std::mem::transmute(*key) }
 }
