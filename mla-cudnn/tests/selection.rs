@@ -7,16 +7,15 @@ use mla_runtime::select::{Registry, SelectionRequest, known};
 use mla_runtime::spec::{Capability, Cause, Phase, Problem, Target};
 
 fn reasons(target: Target) -> Vec<String> {
-    let mut request = SelectionRequest::new(target, Problem::new(MlaDims::R1, 16, DType::BF16));
-    request.prefill = Some("CUDNN".to_owned());
+    let problem = Problem::new(MlaDims::R1, 16, DType::BF16);
+    let request = SelectionRequest::new(target, problem).with_prefill("CUDNN");
     let explanation = Registry::linked().unwrap().explain(&request).unwrap();
-    let mut candidates = explanation.candidates(Phase::Prefill).iter();
-    let candidate = candidates.find(|found| found.spec.name == "CUDNN").unwrap();
-    candidate
+    let reasons = explanation
+        .preferred(Phase::Prefill)
+        .unwrap()
         .reasons
-        .iter()
-        .map(|reason| reason.to_string())
-        .collect()
+        .iter();
+    reasons.map(|reason| reason.to_string()).collect()
 }
 
 #[test]

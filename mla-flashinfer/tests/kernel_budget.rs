@@ -1,23 +1,4 @@
-//! Checks that FlashInfer's kernels stay within `budget.toml`, which shows changes by a new release
-//! or compiler.
+//! The budget of FlashInfer's kernels.
 #![cfg(feature = "gpu")]
 
-use std::path::Path;
-
-use mla_build::budget::Budget;
-use mla_build::report::Report;
-
-#[test]
-fn every_kernel_is_within_its_budget() {
-    let report = Report::load(&Path::new(env!("OUT_DIR")).join("flashinfer.report.json")).unwrap();
-    let kernels: usize = report.units.iter().map(|unit| unit.kernels.len()).sum();
-    assert!(kernels > 0, "the report names no kernel");
-
-    let budget = Budget::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("budget.toml")).unwrap();
-    let violations: Vec<_> = budget
-        .check(&report)
-        .iter()
-        .map(ToString::to_string)
-        .collect();
-    assert!(violations.is_empty(), "{}", violations.join("\n"));
-}
+mod budget;

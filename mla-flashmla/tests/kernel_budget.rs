@@ -1,23 +1,5 @@
-//! Checks that FlashMLA's kernels stay within `budget.toml`, which shows changes by a new release
-//! or compiler.
+//! The budget of FlashMLA's kernels.
 #![cfg(feature = "sm90")]
 
-use std::path::Path;
-
-use mla_build::budget::Budget;
-use mla_build::report::Report;
-
-#[test]
-fn every_kernel_is_within_its_budget() {
-    let report = Report::load(&Path::new(env!("OUT_DIR")).join("flashmla.report.json")).unwrap();
-    let kernels: usize = report.units.iter().map(|unit| unit.kernels.len()).sum();
-    assert!(kernels > 0, "the report names no kernel");
-
-    let budget = Budget::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("budget.toml")).unwrap();
-    let violations: Vec<_> = budget
-        .check(&report)
-        .iter()
-        .map(ToString::to_string)
-        .collect();
-    assert!(violations.is_empty(), "{}", violations.join("\n"));
-}
+#[path = "../../mla-flashinfer/tests/budget/mod.rs"]
+mod budget;
