@@ -1,4 +1,5 @@
-//! Calls of dense absorbed decode through the kernels' C interface, for the kernels of all families.
+//! Calls of dense absorbed decode through the kernels' C interface, for the kernels of all
+//! families.
 
 use mla_runtime::backend::{DecodeCall, LayerConfig, Output, StepLimits};
 use mla_runtime::model::KvFormat;
