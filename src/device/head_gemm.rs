@@ -82,8 +82,8 @@ pub(super) fn check_problem(problem: &Problem) -> Result<()> {
         return Err(Error::argument("dtype", problem.dtype, accepted));
     }
     let dims = problem.dims;
-    // Weights may come in either orientation, so that each width is a GEMM's k and its n, and either
-    // may be contiguous.
+    // Weights may come in either orientation, so that each width is a GEMM's k and its n, and
+    // either may be contiguous.
     for (field, given) in [
         ("latent", dims.latent),
         ("nope", dims.head.nope),

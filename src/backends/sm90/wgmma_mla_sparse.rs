@@ -8,11 +8,11 @@ use crate::backends::template::sparse_backend;
 sparse_backend! {
     /// Sparse absorbed attention on Hopper GPUs.
     ///
-    /// Each query token attends to the cache rows in its list of slots. There may be 1 to 128 heads,
-    /// without padding. Lists have up to 8192 slots, any of which may be invalid. Pages have any size.
-    /// Caches have the queries' dtype, e4m3 with one scale, or `fp8_ds_mla` or `fp8_per_token` with any
-    /// scales. A second cache with its own lists and a sink per head take part in the same softmax.
-    /// Short requests may use their block tables instead of lists.
+    /// Each query token attends to the cache rows in its list of slots. There may be 1 to 128
+    /// heads, without padding. Lists have up to 8192 slots, any of which may be invalid. Pages have
+    /// any size. Caches have the queries' dtype, e4m3 with one scale, or `fp8_ds_mla` or
+    /// `fp8_per_token` with any scales. A second cache with its own lists and a sink per head take
+    /// part in the same softmax. Short requests may use their block tables instead of lists.
     WgmmaMlaSparse: super::kernel::Hopper,
     feature = "sm90",
     name = "WGMMA_MLA_SPARSE",
