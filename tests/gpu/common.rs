@@ -3,6 +3,7 @@
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytemuck::Pod;
 use cudarc::driver::CudaContext;
 use half::{bf16, f16};
 use mla_kernels::Cuda;
@@ -80,6 +81,16 @@ pub(crate) fn download<D: Memory>(device: &D, buffer: &D::Buffer) -> Result<Vec<
     let mut bytes = vec![0; D::byte_len(from)];
     device.download(from, &mut bytes)?;
     Ok(bytes)
+}
+
+/// Uploads numbers.
+pub(crate) fn upload_all<D: Memory, T: Pod>(device: &D, numbers: &[T]) -> D::Buffer {
+    upload(device, bytemuck::cast_slice(numbers)).unwrap()
+}
+
+/// Downloads numbers.
+pub(crate) fn download_all<D: Memory, T: Pod>(device: &D, buffer: &D::Buffer) -> Vec<T> {
+    bytemuck::pod_collect_to_vec(&download(device, buffer).unwrap())
 }
 
 /// Returns the size of a cache in bytes. In a split cache, rotary keys follow all latents.

@@ -14,7 +14,7 @@ use mla_runtime::Result;
 use mla_runtime::tensor::Memory;
 use serde_json::Value;
 
-use crate::common::{download, gpu, upload};
+use crate::common::{download, download_all, gpu, upload, upload_all};
 
 #[cfg(any(feature = "sm80", feature = "sm90"))]
 mod decode;
@@ -208,16 +208,15 @@ fn run(
 fn kernels_run_by_their_description_alone() {
     let gpu = &*gpu();
     let manifest = manifest();
-    let upload = |bytes: &[u8]| upload(gpu, bytes).unwrap();
     let (tokens, heads) = (70usize, 33usize);
     let from: Vec<f32> = (0..tokens * heads).map(|i| i as f32 / 8.0).collect();
-    let source = upload(bytemuck::cast_slice(&from));
+    let source = upload_all(gpu, &from);
     for heads_first in [0, 1] {
-        let target = upload(&vec![0xff; from.len() * 4]);
+        let target = upload(gpu, &vec![0xff; from.len() * 4]).unwrap();
         let rows = if heads_first == 1 { tokens } else { heads };
         let given = numbers([
-            ("p.from", source.address() as i64),
-            ("p.to", target.address() as i64),
+            ("p.from", at(&source)),
+            ("p.to", at(&target)),
             ("p.from_row_stride", rows as i64),
             ("p.to_head_stride", tokens as i64),
             ("p.tokens", tokens as i64),
@@ -227,18 +226,10 @@ fn kernels_run_by_their_description_alone() {
         ]);
         let call = format!("p.heads_first is {heads_first}");
         run(gpu, &manifest, ["cuda/all/lse.cu", &call], &given);
-        let bytes = download(gpu, &target).unwrap();
-        for (at, value) in bytemuck::pod_collect_to_vec::<u8, f32>(&bytes)
-            .iter()
-            .enumerate()
-        {
+        for (at, value) in download_all::<_, f32>(gpu, &target).into_iter().enumerate() {
             let (head, token) = (at / tokens, at % tokens);
-            let place = if heads_first == 1 {
-                at
-            } else {
-                token * heads + head
-            };
-            assert_eq!(*value, 2.0 * from[place], "head {head}, token {token}");
+            let place = [token * heads + head, at][heads_first as usize];
+            assert_eq!(value, 2.0 * from[place], "head {head}, token {token}");
         }
     }
 
@@ -247,13 +238,13 @@ fn kernels_run_by_their_description_alone() {
     let codes: Vec<u8> = (0..rows * columns)
         .map(|i| [0x38, 0x40, 0xb8][i % 3])
         .collect();
-    let codes_on_gpu = upload(&codes);
-    let scale = upload(&3f32.to_le_bytes());
-    let out = upload(&vec![0xff; codes.len() * 4]);
+    let codes_on_gpu = upload_all(gpu, &codes);
+    let scale = upload_all(gpu, &[3f32]);
+    let out = upload(gpu, &vec![0xff; codes.len() * 4]).unwrap();
     let given = numbers([
-        ("p.codes", codes_on_gpu.address() as i64),
-        ("p.scales", scale.address() as i64),
-        ("p.out", out.address() as i64),
+        ("p.codes", at(&codes_on_gpu)),
+        ("p.scales", at(&scale)),
+        ("p.out", at(&out)),
         ("p.out_row_stride", columns as i64),
         ("p.rows", rows as i64),
         ("p.columns", columns as i64),
@@ -262,9 +253,8 @@ fn kernels_run_by_their_description_alone() {
     ]);
     let call = "p.dtype is MLA_DTYPE_F32; p.columns is a multiple of 8";
     run(gpu, &manifest, ["cuda/all/dequantize.cu", call], &given);
-    let bytes = download(gpu, &out).unwrap();
     let expected: Vec<f32> = (0..codes.len()).map(|i| [3.0, 6.0, -3.0][i % 3]).collect();
-    assert_eq!(bytemuck::pod_collect_to_vec::<u8, f32>(&bytes), expected);
+    assert_eq!(download_all::<_, f32>(gpu, &out), expected);
 }
 
 type Buffer = <Cuda as Memory>::Buffer;
@@ -291,16 +281,12 @@ const ROPE: usize = 64;
 fn small(gpu: &Cuda, elements: usize, seed: usize) -> (Buffer, Vec<f64>) {
     let values = (0..elements).map(|i| ((i * 7 + i / 64 * 5 + seed) % 9) as f32 / 4.0 - 1.0);
     let values: Vec<bf16> = values.map(bf16::from_f32).collect();
-    let buffer = upload(gpu, bytemuck::cast_slice(&values)).unwrap();
+    let buffer = upload_all(gpu, &values);
     (buffer, values.iter().map(|value| value.to_f64()).collect())
 }
 
 fn at(buffer: &Buffer) -> i64 {
     buffer.address() as i64
-}
-
-fn values<T: bytemuck::Pod>(gpu: &Cuda, buffer: &Buffer) -> Vec<T> {
-    bytemuck::pod_collect_to_vec(&download(gpu, buffer).unwrap())
 }
 
 #[test]
@@ -309,10 +295,9 @@ fn values<T: bytemuck::Pod>(gpu: &Cuda, buffer: &Buffer) -> Vec<T> {
 fn copies_and_merges_run_by_their_description_alone() {
     let gpu = &*gpu();
     let manifest = manifest();
-    let upload = |bytes: &[u8]| upload(gpu, bytes).unwrap();
     let from: Vec<f32> = (0..30u8).map(f32::from).collect();
-    let from_on_gpu = upload(bytemuck::cast_slice(&from));
-    let to = upload(&[0xff; 30 * 4]);
+    let from_on_gpu = upload_all(gpu, &from);
+    let to = upload(gpu, &[0xff; 30 * 4]).unwrap();
     let given = numbers([
         ("p.from", at(&from_on_gpu)),
         ("p.to", at(&to)),
@@ -328,14 +313,14 @@ fn copies_and_merges_run_by_their_description_alone() {
     ]);
     let call = "in units of 4 bytes, of which p.units is at most";
     run(gpu, &manifest, ["cuda/all/copy.cu", call], &given);
-    for (place, value) in values::<f32>(gpu, &to).into_iter().enumerate() {
+    for (place, value) in download_all::<_, f32>(gpu, &to).into_iter().enumerate() {
         let [i, j, k] = [place % 2, place / 2 % 3, place / 6];
         assert_eq!(value, from[i * 15 + j * 5 + k]);
     }
 
     // Three rows of two heads with five columns, of which the second goes nowhere.
-    let places = upload(bytemuck::cast_slice(&[3i64, -1, 0]));
-    let to = upload(&[0; 4 * 10 * 4]);
+    let places = upload_all(gpu, &[3i64, -1, 0]);
+    let to = upload(gpu, &[0; 4 * 10 * 4]).unwrap();
     let given = numbers([
         ("p.from", at(&from_on_gpu)),
         ("p.places", at(&places)),
@@ -352,7 +337,7 @@ fn copies_and_merges_run_by_their_description_alone() {
         ("p.to_strides[2]", 1),
     ]);
     run(gpu, &manifest, ["cuda/all/copy_rows.cu", call], &given);
-    let copied = values::<f32>(gpu, &to);
+    let copied = download_all::<_, f32>(gpu, &to);
     assert_eq!((&copied[..10], &copied[30..]), (&from[20..], &from[..10]));
     assert_eq!(copied[10..30], [0.0; 20]);
 
@@ -364,7 +349,7 @@ fn copies_and_merges_run_by_their_description_alone() {
         (out, lse)
     });
     let [a, b] = &results;
-    let buffers = [&a.0, &a.1, &b.0, &b.1].map(|values| upload(bytemuck::cast_slice(values)));
+    let buffers = [&a.0, &a.1, &b.0, &b.1].map(|values| upload_all(gpu, values));
     let [out, lse, other, other_lse] = &buffers;
     let rows = (heads * width) as i64;
     let given = numbers([
@@ -385,7 +370,7 @@ fn copies_and_merges_run_by_their_description_alone() {
     ]);
     let call = "p.dtype is MLA_DTYPE_F32; p.width is a multiple of 8";
     run(gpu, &manifest, ["cuda/all/merge.cu", call], &given);
-    let [merged, merged_lse] = [out, lse].map(|buffer| values::<f32>(gpu, buffer));
+    let [merged, merged_lse] = [out, lse].map(|buffer| download_all::<_, f32>(gpu, buffer));
     for (place, value) in merged.iter().enumerate() {
         let [token, head] = [place / width / heads, place / width % heads];
         let of = head * tokens + token;
@@ -427,7 +412,7 @@ fn a_gemm_that_is_launched_as_a_dependent_runs_by_its_description_alone() {
     ]);
     let call = "BF16: more than 16 tokens; p.k is 512; weights are contiguous along k";
     run(gpu, &manifest(), ["cuda/all/head_gemm.cu", call], &given);
-    for (place, value) in values::<bf16>(gpu, &out).into_iter().enumerate() {
+    for (place, value) in download_all::<_, bf16>(gpu, &out).into_iter().enumerate() {
         let [token, head, column] = [place / n / heads, place / n % heads, place % n];
         let x = &x[(token * heads + head) * k..][..k];
         let w = &w[(head * n + column) * k..][..k];
@@ -459,7 +444,7 @@ fn a_decode_in_clusters_runs_by_its_description_alone() {
             (token, i) => ((i * 13 + token * 50) % slots) as i32,
         })
         .collect();
-    let lists_on_gpu = upload(gpu, bytemuck::cast_slice(&lists)).unwrap();
+    let lists_on_gpu = upload_all(gpu, &lists);
     let row_bytes = (2 * ROW) as i64;
     let scale = 1.0 / 24f32;
     for splits in [1, 2, 4] {
@@ -499,7 +484,10 @@ fn a_decode_in_clusters_runs_by_its_description_alone() {
         let source = "cuda/sm90/decode/sparse/instantiations/bf16_same.cu";
         let call = "sparse decode of bf16 queries, tiles of at most 16 heads";
         run(gpu, &manifest, [source, call], &given);
-        let (out, lse) = (values::<bf16>(gpu, &out), values::<f32>(gpu, &lse));
+        let (out, lse) = (
+            download_all::<_, bf16>(gpu, &out),
+            download_all::<_, f32>(gpu, &lse),
+        );
         for (token, head) in (0..tokens).flat_map(|t| (0..heads).map(move |h| (t, h))) {
             let query = token * heads + head;
             let query = latents[query * LATENT..][..LATENT]
@@ -547,12 +535,11 @@ fn an_expansion_by_tensor_maps_runs_by_its_description_alone() {
     // Two segments: one begins with a page, the other within one.
     let (tables, starts, row_starts) = ([[3i32, 0], [4, 1]], [0i32, 40], [0i32, 70, 100]);
     let total = row_starts[2] as usize;
-    let upload = |bytes: &[u8]| upload(gpu, bytes).unwrap();
-    let table = upload(bytemuck::cast_slice(&tables));
+    let table = upload_all(gpu, &tables);
     let [starts_there, row_starts_there] =
-        [&starts[..], &row_starts[..]].map(|values| upload(bytemuck::cast_slice(values)));
-    let out = upload(&vec![0xff; total * columns * 2]);
-    let rope = upload(&vec![0xff; total * ROPE * 2]);
+        [&starts[..], &row_starts[..]].map(|values| upload_all(gpu, values));
+    let out = upload(gpu, &vec![0xff; total * columns * 2]).unwrap();
+    let rope = upload(gpu, &vec![0xff; total * ROPE * 2]).unwrap();
     let row_bytes = (2 * ROW) as i64;
     let given = numbers([
         ("plan.rows.cache", at(&cache)),
@@ -588,7 +575,10 @@ fn an_expansion_by_tensor_maps_runs_by_its_description_alone() {
     ]);
     let call = "expansion of bf16";
     run(gpu, &manifest(), ["cuda/all/cache_expand.cu", call], &given);
-    let (out, rope) = (values::<bf16>(gpu, &out), values::<bf16>(gpu, &rope));
+    let (out, rope) = (
+        download_all::<_, bf16>(gpu, &out),
+        download_all::<_, bf16>(gpu, &rope),
+    );
     for row in 0..total {
         let segment = usize::from(row >= 70);
         let token = starts[segment] as usize + row - row_starts[segment] as usize;

@@ -5,6 +5,21 @@
 
 #![cfg(feature = "gpu")]
 
+/// Defines a module with the conformance tests of each backend, and says why they are ignored.
+#[cfg(any(feature = "sm80", feature = "sm90"))]
+macro_rules! conformance {
+    ($why:literal; $($test:ident: $conformance:ident of $backend:ty;)*) => {$(
+        mod $test {
+            use super::*;
+
+            mla_conformance::$conformance!(#[ignore = $why] $backend, crate::common::gpu());
+        }
+    )*};
+}
+
+#[cfg(any(feature = "sm80", feature = "sm90"))]
+#[path = "../calls/mod.rs"]
+mod calls;
 mod common;
 mod cubins;
 mod fence;

@@ -15,32 +15,19 @@ const A100: i32 = 163 * 1024;
 /// Shared memory per CTA on GPUs of 8.6, 8.9 and 12.x.
 const GEFORCE: i32 = 99 * 1024;
 
-/// Defines a module with the conformance tests of a backend.
-macro_rules! conformance {
-    ($test:ident: $conformance:ident of $backend:ty) => {
-        mod $test {
-            use super::*;
-
-            mla_conformance::$conformance!(
-                #[ignore = "needs a GPU: \
-                            cargo test -r --features sm80 --test gpu -- --ignored portable"]
-                $backend,
-                crate::common::gpu()
-            );
-        }
-    };
+conformance! {
+    "needs a GPU: cargo test -r --features sm80 --test gpu -- --ignored portable";
+    mma_mla: decode_conformance of MmaMla;
+    mma_mla_with_99_kb: decode_conformance of Smaller<MmaMla, GEFORCE, 48>;
+    mma_mla_with_163_kb: decode_conformance of Smaller<MmaMla, A100, 72>;
+    mma_mla_scaled: decode_conformance of MmaMlaScaled;
+    mma_mla_scaled_with_99_kb: decode_conformance of Smaller<MmaMlaScaled, GEFORCE, 48>;
+    mma_mla_scaled_with_163_kb: decode_conformance of Smaller<MmaMlaScaled, A100, 72>;
+    mma_mla_sparse: decode_conformance of MmaMlaSparse;
+    mma_mla_sparse_with_99_kb: decode_conformance of Smaller<MmaMlaSparse, GEFORCE, 48>;
+    mma_mla_sparse_with_163_kb: decode_conformance of Smaller<MmaMlaSparse, A100, 72>;
+    mma_mla_sparse_narrow: decode_conformance of MmaMlaSparseNarrow;
+    mma_attn: prefill_conformance of MmaAttn;
+    mma_attn_with_99_kb: prefill_conformance of Smaller<MmaAttn, GEFORCE, 48>;
+    mma_attn_with_163_kb: prefill_conformance of Smaller<MmaAttn, A100, 72>;
 }
-
-conformance!(mma_mla: decode_conformance of MmaMla);
-conformance!(mma_mla_with_99_kb: decode_conformance of Smaller<MmaMla, GEFORCE, 48>);
-conformance!(mma_mla_with_163_kb: decode_conformance of Smaller<MmaMla, A100, 72>);
-conformance!(mma_mla_scaled: decode_conformance of MmaMlaScaled);
-conformance!(mma_mla_scaled_with_99_kb: decode_conformance of Smaller<MmaMlaScaled, GEFORCE, 48>);
-conformance!(mma_mla_scaled_with_163_kb: decode_conformance of Smaller<MmaMlaScaled, A100, 72>);
-conformance!(mma_mla_sparse: decode_conformance of MmaMlaSparse);
-conformance!(mma_mla_sparse_with_99_kb: decode_conformance of Smaller<MmaMlaSparse, GEFORCE, 48>);
-conformance!(mma_mla_sparse_with_163_kb: decode_conformance of Smaller<MmaMlaSparse, A100, 72>);
-conformance!(mma_mla_sparse_narrow: decode_conformance of MmaMlaSparseNarrow);
-conformance!(mma_attn: prefill_conformance of MmaAttn);
-conformance!(mma_attn_with_99_kb: prefill_conformance of Smaller<MmaAttn, GEFORCE, 48>);
-conformance!(mma_attn_with_163_kb: prefill_conformance of Smaller<MmaAttn, A100, 72>);

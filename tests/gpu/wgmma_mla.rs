@@ -9,9 +9,10 @@ use mla_runtime::model::{DType, KvFormat, MlaDims};
 use mla_runtime::spec::{Problem, QueryLen};
 use rand::RngExt as _;
 
+use crate::calls::dims_of;
 use crate::common::{gpu, rng};
 use crate::refusals::each_is_refused;
-use crate::stress::cases::{Draw, dims_of};
+use crate::stress::cases::Draw;
 use crate::stress::machine::{Machine, Memory};
 use crate::tensors::pick;
 
@@ -339,20 +340,6 @@ fn queries_have_the_same_bits_with_and_without_gaps() {
         });
         assert!(gaps == close, "{kv}, {shape:?}");
     }
-}
-
-#[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
-fn what_does_not_fit_is_refused_by_name() {
-    let gpu = &*gpu();
-    let config = LayerConfig::new(problem(16, DType::BF16, KvFormat::BF16), 0.07);
-    let backend = WgmmaMla::new(gpu, &config).unwrap();
-    let limits = StepLimits::new(1, 17, 3).with_decode_query_len(17);
-    let refused = backend
-        .state(gpu, &limits)
-        .err()
-        .expect("17 query tokens are too many");
-    assert_eq!(refused.to_string(), "query_len: given 17, accepted 1..=16");
 }
 
 #[test]

@@ -9,8 +9,9 @@ use mla_runtime::model::{DType, KvFormat, MlaDims};
 use mla_runtime::spec::{Problem, QueryLen};
 use rand::RngExt as _;
 
+use crate::calls::dims_of;
 use crate::common::{gpu, rng};
-use crate::stress::cases::{Draw, Listed, Lists, dims_of, rotary_keys};
+use crate::stress::cases::{Draw, Listed, Lists, rotary_keys};
 use crate::stress::machine::{Machine, Memory, Region};
 use crate::tensors::pick;
 

@@ -5,6 +5,8 @@
 //! same: every computed field, grid, CTA, cluster, shared memory, and each tensor map.
 #![cfg(any(feature = "sm80", feature = "sm90"))]
 
+#[path = "../calls/mod.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
 mod calls;
 mod described;
 #[path = "../launcher/mod.rs"]
@@ -20,8 +22,10 @@ mod sm90_indexer;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use calls::dims_of;
 use launcher::{Field, Numbers, launch, number, numbers};
-use mla_kernels::raw::MlaStatus;
+use mla_kernels::raw::{MlaDecodeParams, MlaSparseParams, MlaStatus};
+use mla_runtime::model::{DType, KvFormat, MlaDims};
 use runtime::{Encoded, Recorded};
 use serde_json::{Value, json};
 
@@ -31,6 +35,55 @@ const ADDRESS: usize = 1 << 40;
 /// The n-th of distinct addresses.
 fn address<T>(n: usize) -> *mut T {
     std::ptr::without_provenance_mut(ADDRESS + (n << 32))
+}
+
+/// The widths of rows that dense decodes take.
+const ROWS: [MlaDims; 4] = [
+    MlaDims::R1,
+    dims_of(512, 0),
+    dims_of(256, 64),
+    dims_of(256, 32),
+];
+
+/// A dense decode at addresses of its own.
+fn decode(
+    dims: MlaDims,
+    dtype: DType,
+    format: KvFormat,
+    rows: [i32; 2],
+    batch: [i32; 2],
+) -> MlaDecodeParams {
+    MlaDecodeParams {
+        q_latent: address(1),
+        q_rope: address(2),
+        cache: address(3),
+        block_table: address(4),
+        kv_lens: address(5),
+        out: address(6),
+        lse: address(7),
+        workspace: address(8),
+        workspace_bytes: 1 << 30,
+        ..calls::decode(dims, dtype, format, rows, batch)
+    }
+}
+
+/// A sparse decode of 512 latent columns at addresses of its own.
+fn sparse(
+    rope: u32,
+    dtype: DType,
+    format: KvFormat,
+    heads: i32,
+    extents: [i32; 3],
+) -> MlaSparseParams {
+    MlaSparseParams {
+        q_latent: address(1),
+        q_rope: address(2),
+        cache: address(3),
+        lists: address(4),
+        out: address(6),
+        lse: address(7),
+        ..calls::sparse(dims_of(512, rope), dtype, format, heads, extents)
+    }
 }
 
 /// Launches of the kernels of a folder. Every kernel there must be launched at least once.
@@ -96,9 +149,9 @@ impl Recorded {
     }
 }
 
-/// The bytes of a field as a number.
+/// The first bytes of a field as a number. That of a tensor map is 0 if it was not encoded.
 fn value(field: &Field<'_>, parameters: &[Vec<u8>]) -> i64 {
-    let size = number(&field.row["bytes"]);
+    let size = number(&field.row["bytes"]).min(8);
     let mut bytes = [0; 8];
     bytes[..size].copy_from_slice(&parameters[field.parameter][field.offset..][..size]);
     let value = i64::from_le_bytes(bytes);
@@ -148,9 +201,9 @@ fn differences(
             expect(&field.name, &described, &made);
             continue;
         }
-        let made = match value_of_map(field, &recorded.parameters) {
+        let made = match value(field, &recorded.parameters) {
             0 => None,
-            number => Some(&maps[number - 1]),
+            number => Some(&maps[number as usize - 1]),
         };
         let described = of_launch
             .get(&(field.parameter, field.offset))
@@ -175,12 +228,6 @@ fn differences(
         expect(&field.name, &described.as_ref(), &made);
     }
     wrong
-}
-
-/// The number of a tensor map, or 0 if it was not encoded.
-fn value_of_map(field: &Field<'_>, parameters: &[Vec<u8>]) -> usize {
-    let bytes = &parameters[field.parameter][field.offset..][..8];
-    usize::try_from(u64::from_le_bytes(bytes.try_into().unwrap())).unwrap()
 }
 
 /// Every kernel is described, and the call by which a caller finds its description has no other.

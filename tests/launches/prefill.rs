@@ -3,7 +3,9 @@
 use std::ptr::null_mut;
 
 use mla_kernels::raw::MlaPrefillParams;
+use mla_runtime::model::DType;
 
+use super::calls::prefill;
 use super::runtime::MULTIPROCESSORS;
 use super::{Held, Recorded, address};
 
@@ -18,8 +20,7 @@ const DIMS: [[i32; 3]; 6] = [
 ];
 
 /// A batch of requests of different lengths.
-fn params([nope, rope, value]: [i32; 3], dtype: i32) -> MlaPrefillParams {
-    let heads = 16;
+fn params(dims: [i32; 3], dtype: DType) -> MlaPrefillParams {
     MlaPrefillParams {
         query: address(1),
         key_nope: address(2),
@@ -31,30 +32,7 @@ fn params([nope, rope, value]: [i32; 3], dtype: i32) -> MlaPrefillParams {
         cu_key_lens: address(8),
         workspace: address(9),
         workspace_bytes: 1 << 32,
-        query_token_stride: i64::from(heads * (nope + rope)),
-        query_head_stride: (nope + rope).into(),
-        key_nope_token_stride: i64::from(heads * nope),
-        key_nope_head_stride: nope.into(),
-        key_rope_token_stride: 64,
-        value_token_stride: i64::from(heads * value),
-        value_head_stride: value.into(),
-        out_token_stride: i64::from(heads * value),
-        out_head_stride: value.into(),
-        lse_head_stride: 10_000,
-        query_tokens: 5000,
-        key_tokens: 9000,
-        requests: 4,
-        heads,
-        max_query_len: 3000,
-        max_key_len: 5000,
-        nope_dim: nope,
-        rope_dim: rope,
-        value_dim: value,
-        dtype,
-        causal: 1,
-        softmax_scale: 0.125,
-        // SAFETY: every field is a number or a pointer.
-        ..unsafe { std::mem::zeroed() }
+        ..prefill(dims, dtype, [16, 4], [5000, 9000], [3000, 5000])
     }
 }
 
@@ -96,7 +74,7 @@ fn batches(usual: MlaPrefillParams) -> [MlaPrefillParams; 5] {
 fn all() -> impl Iterator<Item = MlaPrefillParams> {
     let usual = DIMS
         .into_iter()
-        .flat_map(|dims| [0, 1].map(|dtype| params(dims, dtype)));
+        .flat_map(|dims| [DType::BF16, DType::F16].map(|dtype| params(dims, dtype)));
     usual.flat_map(batches)
 }
 
@@ -140,7 +118,7 @@ fn requests_that_are_not_divided_take_one_launch() {
             max_query_len: 3,
             max_key_len: 2500,
             batch_invariant: 1,
-            ..params([128, 64, 128], 1)
+            ..params([128, 64, 128], DType::F16)
         };
         // SAFETY: launches are recorded and not made, so nothing is read.
         let status = unsafe { mla_kernels::raw::mla_prefill_sm90(&p, null_mut()) };

@@ -6,9 +6,10 @@ use mla_kernels::raw::{
     MlaDecodeParams, MlaDeviceLimits, MlaSparseParams, mla_decode_sm80, mla_sparse_sm80,
 };
 
-use super::calls::{decode, sparse};
+use mla_runtime::model::{DType, KvFormat, MlaDims};
+
 use super::runtime::{MULTIPROCESSORS, SHARED_OF_CTA, SHARED_OF_SM};
-use super::{Held, Recorded, address};
+use super::{Held, ROWS, Recorded, address, decode, sparse};
 
 /// Shared memory of a CTA on GPUs with 99 KB, with 163 KB, and with all that a Hopper has.
 const SHARED: [i32; 3] = [99 << 10, 163 << 10, SHARED_OF_CTA];
@@ -55,22 +56,16 @@ fn hold_sparse(held: &mut Held, p: &MlaSparseParams) {
 #[test]
 fn portable_decode() {
     Held::all_of("cuda/sm80/decode/", |held| {
-        for q_dtype in [0, 1] {
-            let plain = [2, 1][q_dtype as usize];
-            for dims in [(512, 64), (512, 0), (256, 64), (256, 32)] {
-                let scaled = if dims == (512, 64) { &[4, 5][..] } else { &[] };
-                for format in [plain, 3].into_iter().chain(scaled.iter().copied()) {
-                    for (heads, query_len) in [(8, 1), (16, 1), (20, 1), (16, 4), (100, 5)] {
-                        let rows = (heads, query_len);
-                        let usual = decode(dims, q_dtype, format, rows);
+        for dtype in [DType::BF16, DType::F16] {
+            let plain = KvFormat::of(dtype);
+            for dims in ROWS {
+                let scaled = [KvFormat::Fp8DsMla, KvFormat::Fp8PerToken];
+                let scaled = scaled.into_iter().filter(|_| dims == MlaDims::R1);
+                for format in [plain, KvFormat::Fp8].into_iter().chain(scaled) {
+                    for rows in [[8, 1], [16, 1], [20, 1], [16, 4], [100, 5]] {
+                        hold_dense(held, &decode(dims, dtype, format, rows, [5, 32]));
                         // Batches that are not short.
-                        let long = MlaDecodeParams {
-                            requests: 60,
-                            tokens: 60 * query_len,
-                            max_pages: 40,
-                            ..usual
-                        };
-                        hold_dense(held, &usual);
+                        let long = decode(dims, dtype, format, rows, [60, 40]);
                         hold_dense(held, &long);
                         hold_dense(
                             held,
@@ -79,7 +74,7 @@ fn portable_decode() {
                                 ..long
                             },
                         );
-                        if format <= 3 && dims.1 > 0 {
+                        if format.splits() && dims.head.rope > 0 {
                             hold_dense(
                                 held,
                                 &MlaDecodeParams {
@@ -93,17 +88,19 @@ fn portable_decode() {
                     }
                 }
             }
-            for (format, rope) in [(plain, 64), (plain, 0), (3, 64), (3, 0), (4, 64), (5, 64)] {
+            for (format, rope) in [
+                (plain, 64),
+                (plain, 0),
+                (KvFormat::Fp8, 64),
+                (KvFormat::Fp8, 0),
+                (KvFormat::Fp8DsMla, 64),
+                (KvFormat::Fp8PerToken, 64),
+            ] {
                 for heads in [8, 32, 128] {
-                    let usual = sparse(rope, q_dtype, format, heads);
-                    hold_sparse(held, &usual);
-                    hold_sparse(
-                        held,
-                        &MlaSparseParams {
-                            tokens: 200,
-                            ..usual
-                        },
-                    );
+                    for tokens in [4, 200] {
+                        let extents = [tokens, 2048, 500];
+                        hold_sparse(held, &sparse(rope, dtype, format, heads, extents));
+                    }
                 }
             }
         }

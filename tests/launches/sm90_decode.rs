@@ -4,24 +4,25 @@ use std::ptr::null_mut;
 
 use mla_kernels::raw::{MlaDecodeParams, MlaSparseParams, mla_decode_sm90, mla_sparse_sm90};
 
-use super::calls::{decode, sparse};
-use super::runtime::{L2_BYTES, MULTIPROCESSORS};
-use super::{Held, address};
+use mla_runtime::model::{DType, KvFormat, MlaDims};
 
-/// Rows of query tiles, one for each kernel and each number of CTAs of a group.
-const ROWS: [(i32, i32); 12] = [
-    (8, 1),
-    (16, 1),
-    (16, 2),
-    (64, 1),
-    (128, 1),
-    (96, 2),
-    (64, 4),
-    (80, 4),
-    (64, 7),
-    (100, 7),
-    (64, 11),
-    (64, 13),
+use super::runtime::{L2_BYTES, MULTIPROCESSORS};
+use super::{Held, ROWS, address, decode, sparse};
+
+/// Heads and query tokens of query tiles, one for each kernel and each number of CTAs of a group.
+const TILES: [[i32; 2]; 12] = [
+    [8, 1],
+    [16, 1],
+    [16, 2],
+    [64, 1],
+    [128, 1],
+    [96, 2],
+    [64, 4],
+    [80, 4],
+    [64, 7],
+    [100, 7],
+    [64, 11],
+    [64, 13],
 ];
 
 fn hold(held: &mut Held, p: &MlaDecodeParams) {
@@ -69,40 +70,36 @@ fn hold(held: &mut Held, p: &MlaDecodeParams) {
 #[test]
 fn dense_decode() {
     Held::all_of("cuda/sm90/decode/dense/", |held| {
-        for q_dtype in [0, 1] {
-            let plain = [2, 1][q_dtype as usize];
-            let kinds = [(512, 64), (512, 0), (256, 64), (256, 32)].map(|dims| (dims, plain));
-            for (dims, format) in kinds
-                .into_iter()
-                .chain([3, 5].map(|format| ((512, 64), format)))
-            {
-                for rows in ROWS {
-                    let usual = decode(dims, q_dtype, format, rows);
-                    hold(held, &usual);
+        for dtype in [DType::BF16, DType::F16] {
+            let plain = ROWS.map(|dims| (dims, KvFormat::of(dtype)));
+            let quantised = [KvFormat::Fp8, KvFormat::Fp8PerToken];
+            let quantised = quantised.map(|format| (MlaDims::R1, format));
+            for (dims, format) in plain.into_iter().chain(quantised) {
+                for tile in TILES {
+                    hold(held, &decode(dims, dtype, format, tile, [5, 32]));
                     // Short requests, in pages that are no multiple of 64 tokens.
                     hold(
                         held,
                         &MlaDecodeParams {
-                            max_pages: 3,
                             page_size: 48,
-                            requests: 1,
-                            tokens: rows.1,
-                            ..usual
+                            ..decode(dims, dtype, format, tile, [1, 3])
                         },
                     );
                     // Rotary keys and query rows that lie apart, and more query tiles than CTAs.
-                    let apart = if format == 5 { null_mut() } else { address(9) };
+                    let many = decode(dims, dtype, format, tile, [300, 32]);
+                    let apart = if format.splits() {
+                        address(9)
+                    } else {
+                        null_mut()
+                    };
                     hold(
                         held,
                         &MlaDecodeParams {
                             cache_rope: apart,
                             cache_rope_page_stride: 64 * 64,
                             cache_rope_slot_stride: 64,
-                            q_latent_token_stride: usual.q_latent_token_stride + 64,
-                            requests: 300,
-                            tokens: 300 * rows.1,
-                            lse_head_stride: 300 * 16,
-                            ..usual
+                            q_latent_token_stride: many.q_latent_token_stride + 64,
+                            ..many
                         },
                     );
                 }
@@ -125,28 +122,22 @@ fn sparse_decode() {
             // SAFETY: the launch is recorded and not made, so nothing is read at any address.
             held.holds(|| unsafe { mla_sparse_sm90(p, null_mut()) }, choices);
         };
-        for q_dtype in [0, 1] {
-            for format in [[2, 1][q_dtype as usize], 3, 4, 5] {
+        for dtype in [DType::BF16, DType::F16] {
+            let quantised = [KvFormat::Fp8, KvFormat::Fp8DsMla, KvFormat::Fp8PerToken];
+            for format in [KvFormat::of(dtype)].into_iter().chain(quantised) {
                 let heads = |rope| [8, 20, 64, 128].map(|heads| (rope, heads));
                 for (rope, heads) in [64, 0].into_iter().flat_map(heads) {
-                    let usual = sparse(rope, q_dtype, format, heads);
-                    hold(&usual);
-                    hold(&MlaSparseParams {
-                        tokens: 132,
-                        ..usual
-                    });
-                    hold(&MlaSparseParams {
-                        tokens: 1,
-                        width: 100,
-                        ..usual
-                    });
-                    if rope == 64 && format < 4 {
-                        let bytes = if format == 3 { 64 } else { 128 };
+                    for [tokens, width] in [[4, 2048], [132, 2048], [1, 100]] {
+                        let extents = [tokens, width, 500];
+                        hold(&sparse(rope, dtype, format, heads, extents));
+                    }
+                    if rope == 64 && format.splits() {
+                        let bytes = format.rope_bytes(MlaDims::R1) as i64;
                         hold(&MlaSparseParams {
                             cache_rope: address(9),
                             cache_rope_page_stride: bytes * 64,
                             cache_rope_slot_stride: bytes,
-                            ..usual
+                            ..sparse(rope, dtype, format, heads, [4, 2048, 500])
                         });
                     }
                 }

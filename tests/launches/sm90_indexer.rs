@@ -8,8 +8,13 @@ use mla_kernels::raw::{
     mla_index_queries_sm90, mla_index_write_sm90, mla_topk_sm90,
 };
 
+use mla_runtime::model::{DType, KvFormat, MlaDims};
+
+use super::calls::{self, dtype_number, format_number};
 use super::runtime::MULTIPROCESSORS;
 use super::{Held, Recorded, address};
+
+const TOKENS: i32 = 37;
 
 fn rotary() -> MlaIndexRotary {
     MlaIndexRotary {
@@ -30,17 +35,9 @@ fn keys() -> MlaIndexKeysParams {
         slots: address(7),
         cache: address(8),
         rotary: rotary(),
-        key_stride: 128,
-        page_stride: 64 * 132,
-        pages: 300,
-        tokens: 37,
-        page_size: 64,
-        width: 128,
-        keys_dtype: 0,
-        norm_weight_dtype: 3,
-        norm_bias_dtype: 3,
-        hadamard: 1,
-        epsilon: 1e-6,
+        norm_weight_dtype: dtype_number(DType::F32),
+        norm_bias_dtype: dtype_number(DType::F32),
+        ..calls::index_keys(TOKENS, 300)
     }
 }
 
@@ -51,16 +48,8 @@ fn queries() -> MlaIndexQueriesParams {
         values: address(11),
         weights: address(12),
         rotary: rotary(),
-        query_token_stride: 64 * 128,
-        query_head_stride: 128,
-        head_weight_stride: 64,
-        tokens: 37,
-        heads: 63,
-        width: 128,
-        queries_dtype: 0,
-        head_weights_dtype: 0,
         hadamard: 1,
-        weight_scale: 0.5,
+        ..calls::index_queries(TOKENS, 63)
     }
 }
 
@@ -77,17 +66,16 @@ fn index_keys_and_queries() {
             || unsafe { mla_index_queries_sm90(&queries(), null_mut()) },
             |_| [],
         );
-        for (dtype, format) in [(0, 2), (0, 3), (0, 4), (1, 1), (1, 3), (1, 4)] {
-            for positions in [null_mut::<i64>(), address(13)] {
-                let row = [1152, 1152, 1152, 576, 656][format as usize];
-                let rotated = !positions.is_null();
+        for dtype in [DType::BF16, DType::F16] {
+            let formats = [KvFormat::of(dtype), KvFormat::Fp8, KvFormat::Fp8DsMla];
+            for (format, rotated) in formats.into_iter().flat_map(|it| [(it, false), (it, true)]) {
+                let row = format.row_bytes(MlaDims::R1) as i64;
                 let rows = MlaCacheWriteParams {
                     latent: address(14),
                     rope: address(15),
                     slots: address(16),
                     cache: address(17),
-                    cache_rope: null_mut(),
-                    positions,
+                    positions: if rotated { address(13) } else { null_mut() },
                     cos: address(18),
                     sin: address(19),
                     query_rope: if rotated { address(20) } else { null_mut() },
@@ -96,8 +84,6 @@ fn index_keys_and_queries() {
                     rope_token_stride: 576,
                     cache_page_stride: row * 64,
                     cache_slot_stride: row,
-                    cache_rope_page_stride: 0,
-                    cache_rope_slot_stride: 0,
                     table_stride: 32,
                     query_token_stride: 10 * 64,
                     query_head_stride: 64,
@@ -105,19 +91,20 @@ fn index_keys_and_queries() {
                     query_out_head_stride: 64,
                     pages: 300,
                     positions_len: 5000,
-                    tokens: 37,
+                    tokens: TOKENS,
                     page_size: 64,
                     heads: 10,
                     latent_dim: 512,
                     rope_dim: 64,
-                    dtype,
-                    cache_format: format,
+                    dtype: dtype_number(dtype),
+                    cache_format: format_number(format),
                     rotary_style: 1,
                     cache_scale: 1.0,
+                    ..Default::default()
                 };
                 // A thread rotates 8 of the 32 pairs of a head.
                 let query_blocks = if rotated {
-                    (37u32 * 10 * 4).div_ceil(128).into()
+                    (TOKENS * 10 * 4 + 127) / 128
                 } else {
                     0
                 };
@@ -125,7 +112,7 @@ fn index_keys_and_queries() {
                 held.holds(
                     // SAFETY: as above.
                     || unsafe { mla_index_write_sm90(&rows, &keys, &queries, null_mut()) },
-                    |_| [("query_blocks", query_blocks)],
+                    |_| [("query_blocks", query_blocks.into())],
                 );
             }
         }
@@ -140,6 +127,7 @@ fn index_logits() {
             rows.map(|rows| (heads, rows))
         }) {
             for (requests, columns, page_size) in [(1, 5000, 64), (40, 70_000, 48), (3, 300, 1)] {
+                let extents = [requests * rows_of_request, requests, columns];
                 let p = MlaIndexLogitsParams {
                     queries: address(1),
                     weights: address(2),
@@ -148,19 +136,8 @@ fn index_logits() {
                     seq_lens: address(5),
                     block_table: address(6),
                     logits: address(7),
-                    page_stride: (page_size * 132 + 15) / 16 * 16,
-                    block_table_stride: 70_000,
-                    logits_stride: 70_000,
-                    pages: 900,
-                    rows: requests * rows_of_request,
-                    first_token: 0,
-                    requests,
-                    columns,
-                    max_pages: 70_000,
-                    page_size: page_size as i32,
-                    heads,
-                    width: 128,
                     after_queries: 1,
+                    ..calls::index_logits(heads, extents, [page_size, 70_000], 900)
                 };
                 let choices = |made: &Recorded| {
                     [
@@ -199,18 +176,8 @@ fn index_topk() {
                 seq_lens: address(3),
                 block_table: address(4),
                 lists: address(5),
-                logits_stride: columns + columns % 4,
-                block_table_stride: 10_000,
-                list_stride: topk,
-                pages: 70_000,
-                rows,
-                first_token: 0,
-                requests: rows,
-                columns: columns as i32,
-                topk: topk as i32,
-                max_pages: 10_000,
-                page_size: 64,
                 after_logits: 1,
+                ..calls::topk(topk, [rows, rows, columns], 10_000, 70_000)
             };
             let choices = |made: &Recorded| {
                 let [ctas, ..] = made.cluster.map(i64::from);

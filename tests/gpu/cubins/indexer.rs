@@ -1,11 +1,11 @@
 //! The indexer's kernels by their descriptions, beside the library's launches of the same problems.
 
 use mla_kernels::raw::{
-    self, MlaIndexKeysParams, MlaIndexLogitsParams, MlaIndexQueriesParams, MlaIndexRotary,
-    MlaTopkParams,
+    self, MlaIndexKeysParams, MlaIndexLogitsParams, MlaIndexQueriesParams, MlaTopkParams,
 };
 
-use super::{agree, at, device, gpu, manifest, numbers, pair, run, small, upload};
+use super::{agree, at, device, gpu, manifest, numbers, pair, run, small, upload_all};
+use crate::calls;
 
 const REQUESTS: usize = 5;
 const HEADS: usize = 32;
@@ -24,22 +24,12 @@ const PAGE_BYTES: usize = PAGE_SIZE * (WIDTH + 4);
 fn the_indexer_has_the_librarys_bits_by_its_description_alone() {
     let gpu = &*gpu();
     let manifest = manifest();
-    let upload = |bytes: &[u8]| upload(gpu, bytes).unwrap();
-    let none = MlaIndexRotary {
-        positions: std::ptr::null(),
-        cos: std::ptr::null(),
-        sin: std::ptr::null(),
-        table_stride: 0,
-        positions_len: 0,
-        style: 0,
-    };
-
     // A key for each slot of the cache.
     let slots = PAGES * PAGE_SIZE;
     let (keys, _) = small(gpu, slots * WIDTH, 1);
     let (norm, _) = small(gpu, WIDTH, 3);
     let (bias, _) = small(gpu, WIDTH, 4);
-    let places = upload(bytemuck::cast_slice(&(0..slots as i64).collect::<Vec<_>>()));
+    let places = upload_all(gpu, &(0..slots as i64).collect::<Vec<_>>());
     let caches = pair(gpu, PAGES * PAGE_BYTES, 0xff);
     let given = numbers([
         ("p.keys", at(&keys)),
@@ -64,18 +54,7 @@ fn the_indexer_has_the_librarys_bits_by_its_description_alone() {
         norm_bias: at(&bias) as *const _,
         slots: at(&places) as *const _,
         cache: at(&caches[1]) as *mut _,
-        rotary: none,
-        key_stride: WIDTH as i64,
-        page_stride: PAGE_BYTES as i64,
-        pages: PAGES as i64,
-        tokens: slots as i32,
-        page_size: PAGE_SIZE as i32,
-        width: WIDTH as i32,
-        keys_dtype: 0,
-        norm_weight_dtype: 0,
-        norm_bias_dtype: 0,
-        hadamard: 1,
-        epsilon: 1e-6,
+        ..calls::index_keys(slots as i32, PAGES as i64)
     };
     // SAFETY: the arguments are those of memory that lives until the end, here and below.
     let launched = unsafe {
@@ -109,17 +88,7 @@ fn the_indexer_has_the_librarys_bits_by_its_description_alone() {
         head_weights: at(&head_weights) as *const _,
         values: at(&values[1]) as *mut _,
         weights: at(&weights[1]) as *mut _,
-        rotary: none,
-        query_token_stride: (HEADS * WIDTH) as i64,
-        query_head_stride: WIDTH as i64,
-        head_weight_stride: HEADS as i64,
-        tokens: REQUESTS as i32,
-        heads: HEADS as i32,
-        width: WIDTH as i32,
-        queries_dtype: 0,
-        head_weights_dtype: 0,
-        hadamard: 0,
-        weight_scale: 0.5,
+        ..calls::index_queries(REQUESTS as i32, HEADS as i32)
     };
     // SAFETY: as above.
     let launched = unsafe {
@@ -132,10 +101,10 @@ fn the_indexer_has_the_librarys_bits_by_its_description_alone() {
 
     // A query token of each request.
     let starts: Vec<i32> = (0..=REQUESTS as i32).collect();
-    let starts = upload(bytemuck::cast_slice(&starts));
-    let lens = upload(bytemuck::cast_slice(&[512i32, 70, 300, 63, 449]));
+    let starts = upload_all(gpu, &starts);
+    let lens = upload_all(gpu, &[512i32, 70, 300, 63, 449]);
     let table: Vec<i32> = (0..PAGES as i32).map(|i| i * 7 % PAGES as i32).collect();
-    let table = upload(bytemuck::cast_slice(&table));
+    let table = upload_all(gpu, &table);
     let logits = pair(gpu, REQUESTS * COLUMNS * 4, 0);
     let rows = numbers([
         ("p.rows.query_starts", at(&starts)),
@@ -167,6 +136,8 @@ fn the_indexer_has_the_librarys_bits_by_its_description_alone() {
         ["cuda/sm90/indexer/logits/api.cu", call],
         &given,
     );
+    let extents = [REQUESTS, REQUESTS, COLUMNS].map(|extent| extent as i32);
+    let pages = [PAGE_SIZE, MAX_PAGES].map(|extent| extent as i32);
     let params = MlaIndexLogitsParams {
         queries: at(&values[0]) as *const _,
         weights: at(&weights[0]) as *const _,
@@ -175,19 +146,7 @@ fn the_indexer_has_the_librarys_bits_by_its_description_alone() {
         seq_lens: at(&lens) as *const _,
         block_table: at(&table) as *const _,
         logits: at(&logits[1]) as *mut _,
-        page_stride: PAGE_BYTES as i64,
-        block_table_stride: MAX_PAGES as i64,
-        logits_stride: COLUMNS as i64,
-        pages: PAGES as i64,
-        rows: REQUESTS as i32,
-        first_token: 0,
-        requests: REQUESTS as i32,
-        columns: COLUMNS as i32,
-        max_pages: MAX_PAGES as i32,
-        page_size: PAGE_SIZE as i32,
-        heads: HEADS as i32,
-        width: WIDTH as i32,
-        after_queries: 0,
+        ..calls::index_logits(HEADS as i32, extents, pages, PAGES as i64)
     };
     // SAFETY: as above.
     let launched = unsafe {
@@ -229,18 +188,7 @@ fn the_indexer_has_the_librarys_bits_by_its_description_alone() {
             seq_lens: at(&lens) as *const _,
             block_table: at(&table) as *const _,
             lists: at(&lists[1]) as *mut _,
-            logits_stride: COLUMNS as i64,
-            block_table_stride: MAX_PAGES as i64,
-            list_stride: TOPK as i64,
-            pages: PAGES as i64,
-            rows: REQUESTS as i32,
-            first_token: 0,
-            requests: REQUESTS as i32,
-            columns: COLUMNS as i32,
-            topk: TOPK as i32,
-            max_pages: MAX_PAGES as i32,
-            page_size: PAGE_SIZE as i32,
-            after_logits: 0,
+            ..calls::topk(TOPK as i32, extents, MAX_PAGES as i32, PAGES as i64)
         };
         // SAFETY: as above.
         let launched = unsafe { raw::check(call, raw::mla_topk_sm90(&params, gpu.raw_stream())) };

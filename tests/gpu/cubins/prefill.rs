@@ -3,12 +3,14 @@
 use half::bf16;
 use mla_kernels::Cuda;
 use mla_kernels::raw::{self, MlaPrefillParams};
+use mla_runtime::model::DType;
 use serde_json::Value;
 
 use super::{
-    Buffer, Numbers, PathBuf, Result, agree, at, device, gpu, manifest, numbers, pair, run, small,
-    upload, values,
+    Buffer, Numbers, PathBuf, Result, agree, at, device, download_all, gpu, manifest, numbers,
+    pair, run, small, upload, upload_all,
 };
+use crate::calls;
 
 const NOPE: usize = 128;
 const ROPE: usize = 64;
@@ -38,13 +40,15 @@ impl Prefill {
             .zip(1..)
             .map(|(&elements, seed)| small(gpu, elements, seed).0);
         let mut inputs: Vec<Buffer> = tensors.collect();
-        let upload = |bytes: &[u8]| upload(gpu, bytes).unwrap();
-        inputs.extend(starts.map(|it| upload(bytemuck::cast_slice(&it))));
-        inputs.push(upload(&vec![0; 64 << 20]));
+        inputs.extend(starts.map(|it| upload_all(gpu, &it)));
+        inputs.push(upload(gpu, &vec![0; 64 << 20]).unwrap());
         let out = pair(gpu, q * VALUE * 2, 0xff);
         let lse = pair(gpu, q * 4, 0xff);
         let [query, nope, rope, value, cu_q, cu_k, workspace] =
             [0, 1, 2, 3, 4, 5, 6].map(|i| at(&inputs[i]));
+        let dims = [NOPE, ROPE, VALUE].map(|width| width as i32);
+        let longest = [queries, keys].map(|lens| lens[0].max(lens[1]));
+        let tokens = [query_tokens, key_tokens];
         let params = MlaPrefillParams {
             query: query as *const _,
             key_nope: nope as *const _,
@@ -56,30 +60,7 @@ impl Prefill {
             cu_key_lens: cu_k as *const _,
             workspace: workspace as *mut _,
             workspace_bytes: 64 << 20,
-            query_token_stride: (HEADS * (NOPE + ROPE)) as i64,
-            query_head_stride: (NOPE + ROPE) as i64,
-            key_nope_token_stride: (HEADS * NOPE) as i64,
-            key_nope_head_stride: NOPE as i64,
-            key_rope_token_stride: ROPE as i64,
-            value_token_stride: (HEADS * VALUE) as i64,
-            value_head_stride: VALUE as i64,
-            out_token_stride: (HEADS * VALUE) as i64,
-            out_head_stride: VALUE as i64,
-            lse_head_stride: query_tokens.into(),
-            query_tokens,
-            key_tokens,
-            requests: 2,
-            heads: HEADS as i32,
-            max_query_len: queries[0].max(queries[1]),
-            max_key_len: keys[0].max(keys[1]),
-            nope_dim: NOPE as i32,
-            rope_dim: ROPE as i32,
-            value_dim: VALUE as i32,
-            dtype: 0,
-            causal: 1,
-            softmax_scale: 1.0 / 14.0,
-            // SAFETY: every field is a number or a pointer.
-            ..unsafe { std::mem::zeroed() }
+            ..calls::prefill(dims, DType::BF16, [HEADS as i32, 2], tokens, longest)
         };
         Self {
             params,
@@ -127,7 +108,7 @@ impl Prefill {
         library: impl FnOnce(&MlaPrefillParams) -> Result<()>,
     ) {
         run(gpu, manifest, kernel, given);
-        let values: Vec<bf16> = values(gpu, &self.out[0]);
+        let values: Vec<bf16> = download_all(gpu, &self.out[0]);
         assert!(values.iter().all(|it| it.is_finite()), "{kernel:?}");
         agree(
             gpu,

@@ -10,6 +10,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
 use super::machine::{Machine, Memory, Region, Values};
+use crate::calls::{self, dims_of, dtype_number, format_number};
 use crate::tensors::pick;
 
 /// A problem, with the outputs of its launch.
@@ -179,35 +180,12 @@ launches! {
     "sm80", PREFILL_80: MlaPrefillParams, |p, _, stream| raw::mla_prefill_sm80(p, null(), stream);
 }
 
-/// Returns the number of a dtype in the C interface.
-fn dtype_number(of: DType) -> i32 {
-    (match of {
-        DType::F16 => raw::MLA_DTYPE_F16,
-        DType::BF16 => raw::MLA_DTYPE_BF16,
-        DType::F32 => raw::MLA_DTYPE_F32,
-    }) as i32
-}
-
 fn values(of: DType) -> Values {
     match of {
         DType::F16 => Values::F16,
         DType::BF16 => Values::Bf16,
         DType::F32 => Values::F32,
     }
-}
-
-/// Returns the number of a cache format in the C interface.
-fn format_number(rows: KvFormat) -> i32 {
-    let numbers = [
-        (KvFormat::F32, raw::MLA_CACHE_F32),
-        (KvFormat::F16, raw::MLA_CACHE_F16),
-        (KvFormat::BF16, raw::MLA_CACHE_BF16),
-        (KvFormat::Fp8, raw::MLA_CACHE_FP8),
-        (KvFormat::Fp8DsMla, raw::MLA_CACHE_FP8_DS_MLA),
-        (KvFormat::Fp8PerToken, raw::MLA_CACHE_FP8_PER_TOKEN),
-    ];
-    let of_rows = numbers.iter().find(|it| it.0 == rows);
-    of_rows.expect("every format has a number").1 as i32
 }
 
 fn cache_values(rows: KvFormat, dims: MlaDims) -> Values {
@@ -221,11 +199,6 @@ fn cache_values(rows: KvFormat, dims: MlaDims) -> Values {
 /// Returns the address of rotary keys in a cache of these rows.
 pub(crate) fn rotary_keys(rows: KvFormat, dims: MlaDims, cache: *const c_void) -> *const c_void {
     cache.wrapping_byte_add(rows.latent_bytes(dims))
-}
-
-/// Returns the dimensions of a model whose rows have these widths.
-pub(crate) const fn dims_of(latent: u32, rope: u32) -> MlaDims {
-    MlaDims::new(latent, MlaDims::R1.head.with_rope(rope))
 }
 
 /// Returns L, R and both together.
@@ -506,7 +479,7 @@ impl<'a> Draw<'a> {
             ref second,
         } = listed;
         let mut memory = Memory::default();
-        let (dims, [latent, rope, row_values]) = (self.dims, widths(self.dims));
+        let (dims, [latent, _, row_values]) = (self.dims, widths(self.dims));
         let tokens = first.entries.len() / first.width;
         let count = tokens * heads as usize;
         let query_token = heads as usize * row_values + self.query_gap;
@@ -537,6 +510,7 @@ impl<'a> Draw<'a> {
         };
         let one = upload(self, first);
         let two = second.as_ref().map(|lists| upload(self, lists));
+        let extents = [tokens as i32, first.width as i32, pages];
         let params = raw::MlaSparseParams {
             q_latent: q.pointer(),
             q_rope: q.pointer::<u16>().wrapping_add(latent).cast(),
@@ -548,29 +522,11 @@ impl<'a> Draw<'a> {
             out: out.pointer(),
             lse: lse.pointer(),
             q_latent_token_stride: query_token as i64,
-            q_latent_head_stride: row_values as i64,
             q_rope_token_stride: query_token as i64,
-            q_rope_head_stride: row_values as i64,
-            cache_page_stride: one.cache_page_stride,
-            cache_slot_stride: one.cache_slot_stride,
             cache_rope_page_stride: one.cache_rope_page_stride,
             cache_rope_slot_stride: one.cache_rope_slot_stride,
-            list_stride: one.list_stride,
-            out_token_stride: (heads as usize * latent) as i64,
-            out_head_stride: latent as i64,
-            lse_head_stride: tokens as i64,
-            pages: one.pages,
-            tokens: tokens as i32,
-            heads,
-            width: one.width,
-            page_size: one.page_size,
-            latent_dim: latent as i32,
-            rope_dim: rope as i32,
-            q_dtype: dtype_number(of),
-            cache_format: format_number(rows),
-            softmax_scale: 0.04,
             cache_scale: 0.3,
-            ..Default::default()
+            ..calls::sparse(dims, of, rows, heads, extents)
         };
         Call {
             params,
@@ -609,7 +565,7 @@ impl<'a> Draw<'a> {
         lens: &[i32],
     ) -> Call<raw::MlaDecodeParams> {
         let mut memory = Memory::default();
-        let (dims, [latent, rope, row_values]) = (self.dims, widths(self.dims));
+        let (dims, [latent, _, row_values]) = (self.dims, widths(self.dims));
         let requests = lens.len() as i32;
         let max_pages = lens.iter().max().unwrap() / 64 + 2;
         let pages = requests * max_pages;
@@ -619,16 +575,11 @@ impl<'a> Draw<'a> {
         let count = tokens * heads as usize;
         let query_token = heads as usize * row_values + self.query_gap;
         let q = self.random(&mut memory, tokens * query_token * 2, values(of));
-        let row = rows.pitch(dims);
-        let cache = self.random(
-            &mut memory,
-            pages as usize * 64 * row,
-            cache_values(rows, dims),
-        );
+        let bytes = pages as usize * 64 * rows.pitch(dims);
+        let cache = self.random(&mut memory, bytes, cache_values(rows, dims));
         let out = self.machine.zeros(&mut memory, count * latent * 2);
         let lse = self.machine.zeros(&mut memory, count * 4);
-        // Strides are in elements, or in bytes of a quantised cache.
-        let row = (row / rows.dtype().map_or(1, DType::bytes)) as i64;
+        let plain = calls::decode(dims, of, rows, [heads, query_len], [requests, max_pages]);
         let params = raw::MlaDecodeParams {
             q_latent: q.pointer(),
             q_rope: q.pointer::<u16>().wrapping_add(latent).cast(),
@@ -641,32 +592,10 @@ impl<'a> Draw<'a> {
             workspace: self.workspace.pointer(),
             workspace_bytes: self.workspace.bytes,
             q_latent_token_stride: query_token as i64,
-            q_latent_head_stride: row_values as i64,
             q_rope_token_stride: query_token as i64,
-            q_rope_head_stride: row_values as i64,
-            cache_page_stride: 64 * row,
-            cache_slot_stride: row,
-            cache_rope_page_stride: 64 * row,
-            cache_rope_slot_stride: row,
-            block_table_stride: i64::from(max_pages),
-            out_token_stride: (heads as usize * latent) as i64,
-            out_head_stride: latent as i64,
-            lse_head_stride: tokens as i64,
-            pages: i64::from(pages),
-            requests,
-            tokens: tokens as i32,
-            heads,
-            query_len,
-            page_size: 64,
-            max_pages,
-            latent_dim: latent as i32,
-            rope_dim: rope as i32,
-            q_dtype: dtype_number(of),
-            cache_format: format_number(rows),
-            causal: 1,
-            softmax_scale: 0.04,
-            cache_scale: if rows.has_tensor_scale() { 0.3 } else { 1.0 },
-            ..Default::default()
+            cache_rope_page_stride: plain.cache_page_stride,
+            cache_rope_slot_stride: plain.cache_slot_stride,
+            ..plain
         };
         Call {
             params,
@@ -722,6 +651,7 @@ impl<'a> Draw<'a> {
         let values = self.random(&mut memory, keys * value * 2, values(of));
         let out = self.machine.zeros(&mut memory, queries * value * 2);
         let lse = self.machine.zeros(&mut memory, queries * 4);
+        let key_strides = [many * (nope + rope), nope + rope].map(|stride| stride as i64);
         let params = raw::MlaPrefillParams {
             query: query.pointer(),
             key_nope: key.pointer(),
@@ -733,30 +663,19 @@ impl<'a> Draw<'a> {
             cu_key_lens,
             workspace: self.workspace.pointer(),
             workspace_bytes: self.workspace.bytes,
-            query_token_stride: (many * (nope + rope)) as i64,
-            query_head_stride: (nope + rope) as i64,
-            key_nope_token_stride: (many * (nope + rope)) as i64,
-            key_nope_head_stride: (nope + rope) as i64,
-            key_rope_token_stride: (many * (nope + rope)) as i64,
-            key_rope_head_stride: (nope + rope) as i64,
-            value_token_stride: (many * value) as i64,
-            value_head_stride: value as i64,
-            out_token_stride: (many * value) as i64,
-            out_head_stride: value as i64,
-            lse_head_stride: i64::from(query_tokens),
-            query_tokens,
-            key_tokens,
-            requests: lens[0].len() as i32,
-            heads,
-            max_query_len,
-            max_key_len,
-            nope_dim: nope as i32,
-            rope_dim: rope as i32,
-            value_dim: value as i32,
-            dtype: dtype_number(of),
+            key_nope_token_stride: key_strides[0],
+            key_nope_head_stride: key_strides[1],
+            key_rope_token_stride: key_strides[0],
+            key_rope_head_stride: key_strides[1],
             causal: i32::from(causal),
-            softmax_scale: 0.07,
             batch_invariant: self.pick(&[0, 0, 1]),
+            ..calls::prefill(
+                [nope, rope, value].map(|width| width as i32),
+                of,
+                [heads, lens[0].len() as i32],
+                [query_tokens, key_tokens],
+                [max_query_len, max_key_len],
+            )
         };
         Call {
             params,
@@ -794,6 +713,7 @@ impl<'a> Draw<'a> {
         // A page's scales follow its values. These e4m3 bytes are also finite numbers as f32.
         let cache = self.random(&mut memory, table.len() * 64 * 132, Values::E4m3);
         let logits = self.machine.zeros(&mut memory, rows * columns * 4);
+        let extents = [rows as i32, lens.len() as i32, columns as i32];
         let params = raw::MlaIndexLogitsParams {
             queries: queries.pointer(),
             weights: weights.pointer(),
@@ -802,19 +722,7 @@ impl<'a> Draw<'a> {
             seq_lens: self.machine.upload(&mut memory, &lens).pointer(),
             block_table: self.machine.upload(&mut memory, &table).pointer(),
             logits: logits.pointer(),
-            page_stride: 64 * 132,
-            block_table_stride: i64::from(max_pages),
-            logits_stride: columns as i64,
-            pages: table.len() as i64,
-            rows: rows as i32,
-            first_token: 0,
-            requests: lens.len() as i32,
-            columns: columns as i32,
-            max_pages,
-            page_size: 64,
-            heads: heads as i32,
-            width: 128,
-            after_queries: 0,
+            ..calls::index_logits(heads as i32, extents, [64, max_pages], table.len() as i64)
         };
         Case {
             name: format!("index logits, {heads} heads, {rows} rows, lengths {lens:?}"),
@@ -834,24 +742,14 @@ impl<'a> Draw<'a> {
         let topk = self.pick(&[64, 512, 2048]);
         let logits = self.random(&mut memory, rows * columns * 4, Values::F32);
         let lists = self.machine.zeros(&mut memory, rows * topk * 4);
+        let extents = [rows as i32, lens.len() as i32, columns as i32];
         let params = raw::MlaTopkParams {
             logits: logits.pointer(),
             query_starts: self.machine.upload(&mut memory, &starts).pointer(),
             seq_lens: self.machine.upload(&mut memory, &lens).pointer(),
             block_table: self.machine.upload(&mut memory, &table).pointer(),
             lists: lists.pointer(),
-            logits_stride: columns as i64,
-            block_table_stride: i64::from(max_pages),
-            list_stride: topk as i64,
-            pages: table.len() as i64,
-            rows: rows as i32,
-            first_token: 0,
-            requests: lens.len() as i32,
-            columns: columns as i32,
-            topk: topk as i32,
-            max_pages,
-            page_size: 64,
-            after_logits: 0,
+            ..calls::topk(topk as i32, extents, max_pages, table.len() as i64)
         };
         Case {
             name: format!("top-k {topk}, {rows} rows, lengths {lens:?}"),
