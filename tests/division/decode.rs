@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use mla_kernels::raw::{self, MlaDecodeParams, MlaDecodeWorkItem};
 use rand::{RngExt as _, SeedableRng as _};
 
+use super::{checked, listed};
+
 const TILE_TOKENS: usize = 64;
 
 struct Batch {
@@ -66,31 +68,17 @@ impl Batch {
             cache_format: raw::MLA_CACHE_BF16 as i32,
             ..Default::default()
         };
-        (0..self.groups)
-            .map(|group| {
-                let mut count = 0;
-                let mut items = Vec::new();
-                // The first call gets the number of items, and the second gets the items.
-                for _ in 0..2 {
-                    items = vec![MlaDecodeWorkItem::default(); count as usize];
-                    // SAFETY: the pointers are to arrays with the numbers of elements that the
-                    // header asks for.
-                    let status = unsafe {
-                        raw::mla_decode_sm90_work_items(
-                            &params,
-                            self.groups as i32,
-                            group as i32,
-                            items.as_mut_ptr(),
-                            count,
-                            &mut count,
-                        )
-                    };
-                    // SAFETY: the status was returned by a function of `raw`.
-                    unsafe { raw::check("mla_decode_sm90_work_items", status) }.unwrap();
+        let groups = self.groups as i32;
+        let items_of = |group| {
+            listed("mla_decode_sm90_work_items", |items, room, count| {
+                // SAFETY: the pointers are to arrays with the numbers of elements that the header
+                // asks for.
+                unsafe {
+                    raw::mla_decode_sm90_work_items(&params, groups, group, items, room, count)
                 }
-                items
             })
-            .collect()
+        };
+        (0..groups).map(items_of).collect()
     }
 
     /// Checks everything that the kernel relies on. Returns the largest number of KV tiles of a
@@ -367,9 +355,7 @@ fn arguments_that_cannot_be_divided_are_refused() {
                 &mut count,
             )
         };
-        // SAFETY: the status was returned by a function of `raw`.
-        unsafe { raw::check("mla_decode_sm90_work_items", status) }
-            .map_err(|error| error.to_string())
+        checked("mla_decode_sm90_work_items", status)
     };
     assert!(refusal(&params, 1, 0).unwrap_err().contains("heads"));
     let lens = [64, -1];

@@ -3,8 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use mla_kernels::raw::{self, MlaPrefillParams, MlaPrefillWorkItem, MlaStatus};
+use mla_kernels::raw::{self, MlaPrefillParams, MlaPrefillWorkItem};
+use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
+
+use super::{checked, listed};
 
 const QUERIES: usize = 128;
 /// Cost of an item besides its KV tiles, and the minimum cost of combining, in KV tiles, as
@@ -74,7 +77,7 @@ impl Batch {
     /// Returns the items for given numbers of the host. `equal` tells it that all requests are as
     /// long as the longest.
     fn items_if_said(&self, equal: bool, max_key_len: usize) -> Vec<MlaPrefillWorkItem> {
-        let (queries, keys) = (self.starts(|len| len.0), self.starts(|len| len.1));
+        let [queries, keys] = &self.starts();
         let (max_query_len, requests) = (self.longest_request().0, self.lens.len());
         let max = requests * max_key_len;
         let [query_tokens, key_tokens] = match equal {
@@ -87,13 +90,13 @@ impl Batch {
             max_key_len: max_key_len as i32,
             query_tokens: query_tokens as i32,
             key_tokens: key_tokens as i32,
-            ..self.params(&queries, &keys)
+            ..self.params(queries, keys)
         };
         self.items_of(&params)
     }
 
     fn items_of(&self, params: &MlaPrefillParams) -> Vec<MlaPrefillWorkItem> {
-        self.listed("mla_prefill_sm90_work_items", |items, room, count| {
+        listed("mla_prefill_sm90_work_items", |items, room, count| {
             // SAFETY: the pointers are to arrays with the numbers of elements that the header asks
             // for.
             unsafe {
@@ -102,29 +105,11 @@ impl Batch {
         })
     }
 
-    /// Calls `list` once for the number of items, and once more for the items.
-    fn listed(
-        &self,
-        name: &'static str,
-        list: impl Fn(*mut MlaPrefillWorkItem, i32, &mut i32) -> MlaStatus,
-    ) -> Vec<MlaPrefillWorkItem> {
-        let mut count = 0;
-        let mut items = Vec::new();
-        // The first call gets the number of items, and the second gets the items.
-        for _ in 0..2 {
-            let room = count;
-            items = vec![MlaPrefillWorkItem::default(); room as usize];
-            // SAFETY: the status was returned by a function of `raw`.
-            unsafe { raw::check(name, list(items.as_mut_ptr(), room, &mut count)) }.unwrap();
-        }
-        items
-    }
-
     /// Returns the items if each request is divided as if it were alone. `loose` is added to the
     /// bounds of lengths.
     fn items_alone(&self, loose: usize) -> Vec<MlaPrefillWorkItem> {
-        let (queries, keys) = (self.starts(|len| len.0), self.starts(|len| len.1));
-        let params = self.params(&queries, &keys);
+        let [queries, keys] = &self.starts();
+        let params = self.params(queries, keys);
         let params = MlaPrefillParams {
             batch_invariant: 1,
             max_query_len: params.max_query_len + loose as i32,
@@ -136,9 +121,9 @@ impl Batch {
 
     /// Returns the order of query tiles without splits, for these blocks of the L2 swizzle.
     fn unsplit_items(&self, requests: usize, heads: usize) -> Vec<MlaPrefillWorkItem> {
-        let (queries, keys) = (self.starts(|len| len.0), self.starts(|len| len.1));
-        let params = self.params(&queries, &keys);
-        self.listed(
+        let [queries, keys] = &self.starts();
+        let params = self.params(queries, keys);
+        listed(
             "mla_prefill_sm90_unsplit_work_items",
             |items, room, count| {
                 // SAFETY: the pointers are to arrays with the numbers of elements that the header
@@ -158,11 +143,13 @@ impl Batch {
         )
     }
 
-    /// Returns the first token of each request, and the end of the last.
-    fn starts(&self, len: fn(&(usize, usize)) -> usize) -> Vec<i32> {
-        let mut starts = vec![0];
-        for request in &self.lens {
-            starts.push(starts[starts.len() - 1] + len(request) as i32);
+    /// Returns the first query token and the first key of each request, and the ends of the last.
+    fn starts(&self) -> [Vec<i32>; 2] {
+        let mut starts = [vec![0], vec![0]];
+        for &(queries, keys) in &self.lens {
+            for (starts, len) in starts.iter_mut().zip([queries, keys]) {
+                starts.push(starts[starts.len() - 1] + len as i32);
+            }
         }
         starts
     }
@@ -364,7 +351,7 @@ fn numbers(items: Vec<MlaPrefillWorkItem>) -> Vec<([i32; 4], [i32; 4])> {
 
 /// Draws requests. The bounds of their keys are 2^keys and up, below `more` further doublings.
 fn drawn(
-    below: &mut impl FnMut(u32) -> usize,
+    below: &mut dyn FnMut(u32) -> usize,
     max_requests: u32,
     keys: usize,
     more: u32,
@@ -377,63 +364,54 @@ fn drawn(
         .collect()
 }
 
+/// Checks that the order of undivided query tiles contains each once, and ends little later than an
+/// order by all lengths. The kernel rounds lengths to powers of two, and puts short ones into any
+/// order. Some batches have more requests than it looks at together.
 #[test]
 fn whole_query_tiles_are_handed_out_once_and_the_longest_early() {
-    // The kernel rounds lengths to powers of two, and puts short ones into any order.
-    let (worst, mean) = later_ends(40, 300, 60, 32);
-    assert!(worst < 1.4 && mean < 1.015, "{worst} {mean}");
-}
-
-#[test]
-fn so_are_those_of_more_requests_than_the_kernel_looks_at_together() {
-    let (worst, mean) = later_ends(41, 40, 3000, 4);
-    assert!(worst < 1.4 && mean < 1.03, "{worst} {mean}");
-}
-
-/// Checks that the order of undivided query tiles contains each once, in `runs` batches of up to
-/// `max_requests` requests and `max_heads` heads.
-///
-/// Returns the ratio of its end to the end in an order by all lengths: the worst one, and the
-/// geometric mean.
-fn later_ends(seed: u64, runs: u32, max_requests: u32, max_heads: u32) -> (f64, f64) {
-    let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
-    let (mut worst, mut logs, mut batches): (f64, f64, u32) = (0.0, 0.0, 0);
-    for run in 0..runs {
-        let mut below = |max: u32| rng.random_range(0..max) as usize;
-        let max_queries = [16, 200, 2000][below(3)];
-        let (queries, keys) = (1 + below(max_queries), 1 + below(4000));
-        let max_long = 1 << (10 + below(7));
-        let batch = Batch {
-            lens: (0..1 + below(max_requests))
-                .map(|_| {
-                    let max = if below(8) == 0 { max_long } else { keys };
-                    (below(queries as u32 + 1), below(max as u32))
-                })
-                .collect(),
-            causal: run % 2 == 0,
-            dims: DIMS[below(6)],
-            heads: 1 + below(max_heads),
-            ctas: 132,
-        };
-        let (all_requests, all_heads) = (max_requests as usize, max_heads as usize);
-        for (requests, heads) in [
-            (all_requests, all_heads),
-            (1 + below(8), all_heads),
-            (all_requests, 1 + below(8)),
-        ] {
-            let items = batch.unsplit_items(requests, heads);
-            let mut tiles: Vec<_> = items.iter().map(|item| batch.whole_tile(item)).collect();
-            tiles.sort_unstable();
-            assert!(tiles.into_iter().eq(batch.query_tiles()), "{batch:?}");
-            let end = batch.end(items.iter().map(|item| item.end as usize));
-            // Both ends are 0 if there is no tile.
-            let later = end.max(1.0) / batch.end_of_whole().max(1.0);
-            worst = worst.max(later);
-            logs += later.ln();
-            batches += 1;
+    for (seed, runs, max_requests, max_heads, max_mean) in
+        [(40, 300, 60, 32, 1.015), (41, 40, 3000, 4, 1.03)]
+    {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let (mut worst, mut logs, mut batches): (f64, f64, u32) = (0.0, 0.0, 0);
+        for run in 0..runs {
+            let mut below = |max: u32| rng.random_range(0..max) as usize;
+            let max_queries = [16, 200, 2000][below(3)];
+            let (queries, keys) = (1 + below(max_queries), 1 + below(4000));
+            let max_long = 1 << (10 + below(7));
+            let batch = Batch {
+                lens: (0..1 + below(max_requests))
+                    .map(|_| {
+                        let max = if below(8) == 0 { max_long } else { keys };
+                        (below(queries as u32 + 1), below(max as u32))
+                    })
+                    .collect(),
+                causal: run % 2 == 0,
+                dims: DIMS[below(6)],
+                heads: 1 + below(max_heads),
+                ctas: 132,
+            };
+            let (all_requests, all_heads) = (max_requests as usize, max_heads as usize);
+            for (requests, heads) in [
+                (all_requests, all_heads),
+                (1 + below(8), all_heads),
+                (all_requests, 1 + below(8)),
+            ] {
+                let items = batch.unsplit_items(requests, heads);
+                let mut tiles: Vec<_> = items.iter().map(|item| batch.whole_tile(item)).collect();
+                tiles.sort_unstable();
+                assert!(tiles.into_iter().eq(batch.query_tiles()), "{batch:?}");
+                let end = batch.end(items.iter().map(|item| item.end as usize));
+                // Both ends are 0 if there is no tile.
+                let later = end.max(1.0) / batch.end_of_whole().max(1.0);
+                worst = worst.max(later);
+                logs += later.ln();
+                batches += 1;
+            }
         }
+        let mean = (logs / f64::from(batches)).exp();
+        assert!(worst < 1.4 && mean < max_mean, "{worst} {mean}");
     }
-    (worst, (logs / f64::from(batches)).exp())
 }
 
 #[test]
@@ -492,35 +470,41 @@ fn what_fills_the_gpu_is_not_divided() {
     }
 }
 
+/// Draws batches, and returns the numbers of those that are divided and of those that are not.
+/// Asserts that each division is right and pays.
+fn divisions(
+    seed: u64,
+    runs: usize,
+    draw: impl Fn(usize, &mut dyn FnMut(u32) -> usize) -> Batch,
+) -> [usize; 2] {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut counts = [0; 2];
+    for run in 0..runs {
+        let batch = draw(run, &mut |max| rng.random_range(0..max) as usize);
+        counts[usize::from(!batch.divides_and_pays())] += 1;
+    }
+    counts
+}
+
 #[test]
 fn dividing_random_batches_is_exact_and_pays() {
-    let mut rng = rand::rngs::StdRng::seed_from_u64(1);
-    let mut divided = 0;
-    for _ in 0..3000 {
-        let mut below = |max: u32| rng.random_range(0..max) as usize;
+    let [divided, _] = divisions(1, 3000, |_, below| {
         let max_requests = [4, 60][below(2)];
         let max_heads = [16, 128][below(2)];
-        let batch = Batch {
+        Batch {
             heads: 1 + below(max_heads),
             causal: below(2) == 1,
             dims: DIMS[below(6)],
-            lens: drawn(&mut below, max_requests, 4, 13),
+            lens: drawn(below, max_requests, 4, 13),
             ctas: 1 + below(256),
-        };
-        if batch.query_tiles().next().is_none() {
-            continue;
         }
-        divided += usize::from(batch.divides_and_pays());
-    }
+    });
     assert!(divided > 300, "{divided}");
 }
 
 #[test]
 fn dividing_thousands_of_requests_and_empty_ones_is_exact() {
-    let mut rng = rand::rngs::StdRng::seed_from_u64(20);
-    let (mut divided, mut undivided) = (0, 0);
-    for run in 0..1500 {
-        let mut below = |max: u32| rng.random_range(0..max) as usize;
+    let [divided, undivided] = divisions(20, 1500, |run, below| {
         let requests = 1 + below([4, 40, 4096][run % 3]);
         // These are the percentages of requests without query tokens and without keys.
         let [silent, empty] = [below(101), below(101)];
@@ -541,18 +525,14 @@ fn dividing_thousands_of_requests_and_empty_ones_is_exact() {
             speaking -= usize::from(len.0 > 0);
             len
         });
-        let batch = Batch {
+        Batch {
             lens: lens.collect(),
             causal: run % 2 == 0,
             dims: DIMS[run / 2 % 6],
             heads,
             ctas: 1 + below(160),
-        };
-        match batch.divides_and_pays() {
-            true => divided += 1,
-            false => undivided += 1,
         }
-    }
+    });
     assert!(divided > 100 && undivided > 100, "{divided} {undivided}");
 }
 
@@ -600,10 +580,7 @@ fn a_long_prompt_beside_short_ones_is_divided() {
 
 #[test]
 fn dividing_the_long_ones_of_many_random_requests_is_exact_and_pays() {
-    let mut rng = rand::rngs::StdRng::seed_from_u64(30);
-    let (mut divided, mut undivided) = (0, 0);
-    for run in 0..600 {
-        let mut below = |max: u32| rng.random_range(0..max) as usize;
+    let [divided, undivided] = divisions(30, 600, |run, below| {
         let requests = 1 + below([100, 700, 3000][run % 3]);
         let max_queries = [16, 300][below(2)];
         let (queries, keys) = (1 + below(max_queries), 1 + below(3000));
@@ -612,34 +589,24 @@ fn dividing_the_long_ones_of_many_random_requests_is_exact_and_pays() {
         let one_in = 1 + below(2 * requests as u32);
         let max_heads = [4, 32, 128][below(3)];
         let lens = (0..requests).map(|_| {
-            let max = if below(one_in as u32) == 0 {
-                long
-            } else {
-                keys
-            };
+            let is_long = below(one_in as u32) == 0;
+            let max = if is_long { long } else { keys };
             (below(queries as u32 + 1), below(max as u32))
         });
-        let batch = Batch {
+        Batch {
             lens: lens.collect(),
             causal: below(2) == 1,
             dims: DIMS[below(6)],
             heads: 1 + below(max_heads),
             ctas: 1 + below(160),
-        };
-        if batch.query_tiles().next().is_none() {
-            continue;
         }
-        match batch.divides_and_pays() {
-            true => divided += 1,
-            false => undivided += 1,
-        }
-    }
+    });
     assert!(divided > 50 && undivided > 100, "{divided} {undivided}");
 }
 
 #[test]
 fn a_question_that_is_spared_would_not_have_paid() {
-    let mut rng = rand::rngs::StdRng::seed_from_u64(3);
+    let mut rng = StdRng::seed_from_u64(3);
     let (mut divided, mut undivided, mut spared) = (0, 0, 0);
     for _ in 0..3000 {
         let mut below = |max: u32| rng.random_range(0..max) as usize;
@@ -689,7 +656,7 @@ fn a_question_that_is_spared_would_not_have_paid() {
 /// request, these splits have no items.
 #[test]
 fn few_items_of_equal_requests_are_empty() {
-    let mut rng = rand::rngs::StdRng::seed_from_u64(7);
+    let mut rng = StdRng::seed_from_u64(7);
     let (mut empty, mut all) = (0, 0);
     for _ in 0..300 {
         let mut below = |max: u32| rng.random_range(0..max) as usize;
@@ -706,7 +673,7 @@ fn few_items_of_equal_requests_are_empty() {
 
 #[test]
 fn equal_requests_are_divided_exactly_and_others_by_their_lengths() {
-    let mut rng = rand::rngs::StdRng::seed_from_u64(11);
+    let mut rng = StdRng::seed_from_u64(11);
     let (mut divided, mut undivided) = (0, 0);
     for _ in 0..300 {
         let mut below = |max: u32| rng.random_range(0..max) as usize;
@@ -741,7 +708,7 @@ fn splits_of(items: &[MlaPrefillWorkItem], request: usize) -> BTreeSet<[i32; 6]>
 
 #[test]
 fn batch_invariant_requests_are_divided_as_if_alone() {
-    let mut rng = rand::rngs::StdRng::seed_from_u64(17);
+    let mut rng = StdRng::seed_from_u64(17);
     let (mut divided, mut whole, mut launches, mut freely) = (0, 0, 0, 0);
     for _ in 0..1000 {
         let mut below = |max: u32| rng.random_range(0..max) as usize;
@@ -807,9 +774,7 @@ fn arguments_that_cannot_be_divided_are_refused() {
         let status = unsafe {
             raw::mla_prefill_sm90_work_items(params, ctas, std::ptr::null_mut(), 0, &mut count)
         };
-        // SAFETY: the status was returned by a function of `raw`.
-        unsafe { raw::check("mla_prefill_sm90_work_items", status) }
-            .map_err(|error| error.to_string())
+        checked("mla_prefill_sm90_work_items", status)
     };
     assert!(refusal(&params, 1).unwrap_err().contains("heads"));
     params.heads = 1;

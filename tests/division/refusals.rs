@@ -1,11 +1,16 @@
 //! Tests of refusals by Hopper's raw launches that need only the host's numbers and no device. They
 //! try each field with a bad value, and sizes and strides whose products exceed 64 bits.
 
+#[path = "../calls/mod.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod calls;
 #[path = "../gpu/refusals.rs"]
 mod wrong_fields;
 
 use mla_kernels::raw::{self, MlaDecodeParams, MlaPrefillParams};
+use mla_runtime::model::{DType, KvFormat, MlaDims};
 
+use super::checked;
 use wrong_fields::{WrongField, each_is_refused};
 
 /// An address that no call here reads.
@@ -26,32 +31,10 @@ fn decode() -> MlaDecodeParams {
         out: place(),
         lse: place(),
         workspace: place(),
-        q_latent_token_stride: 16 * 576,
-        q_latent_head_stride: 576,
-        q_rope_token_stride: 16 * 576,
-        q_rope_head_stride: 576,
-        cache_page_stride: 64 * 576,
-        cache_slot_stride: 576,
         cache_rope: place::<u8>().wrapping_add(2 * 512).cast(),
         cache_rope_page_stride: 64 * 576,
         cache_rope_slot_stride: 576,
-        block_table_stride: 8,
-        out_token_stride: 16 * 512,
-        out_head_stride: 512,
-        lse_head_stride: 2,
-        pages: 16,
-        requests: 2,
-        tokens: 2,
-        heads: 16,
-        query_len: 1,
-        page_size: 64,
-        max_pages: 8,
-        latent_dim: 512,
-        rope_dim: 64,
-        cache_format: raw::MLA_CACHE_BF16 as i32,
-        softmax_scale: 0.1,
-        cache_scale: 1.0,
-        ..Default::default()
+        ..calls::decode(MlaDims::R1, DType::BF16, KvFormat::BF16, [16, 1], [2, 8])
     }
 }
 
@@ -67,29 +50,7 @@ fn prefill() -> MlaPrefillParams {
         cu_query_lens: place(),
         cu_key_lens: place(),
         workspace: place(),
-        query_token_stride: 2 * 192,
-        query_head_stride: 192,
-        key_nope_token_stride: 2 * 128,
-        key_nope_head_stride: 128,
-        key_rope_token_stride: 64,
-        value_token_stride: 2 * 128,
-        value_head_stride: 128,
-        out_token_stride: 2 * 128,
-        out_head_stride: 128,
-        lse_head_stride: 130,
-        query_tokens: 130,
-        key_tokens: 130,
-        requests: 2,
-        heads: 2,
-        max_query_len: 100,
-        max_key_len: 100,
-        nope_dim: 128,
-        rope_dim: 64,
-        value_dim: 128,
-        dtype: raw::MLA_DTYPE_BF16 as i32,
-        causal: 1,
-        softmax_scale: 0.1,
-        ..Default::default()
+        ..calls::prefill([128, 64, 128], DType::BF16, [2, 2], [130; 2], [100; 2])
     }
 }
 
@@ -210,19 +171,18 @@ fn decode_refuses_each_bad_field() {
 
 #[test]
 fn the_workspace_of_a_decode_is_refused_before_its_rows_are_multiplied() {
-    let mut params = decode();
-    (params.heads, params.query_len) = (i32::MAX, i32::MAX);
-    let mut bytes = 0;
-    // SAFETY: both values live on this stack.
-    let status = unsafe { raw::mla_decode_sm90_workspace(&params, &mut bytes) };
-    // SAFETY: the status was returned by a function of `raw`.
-    let error = unsafe { raw::check("workspace", status) }
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("heads: given 2147483647, accepted 1..=128"),
-        "{error}"
-    );
+    for (wrong, expected) in [
+        ([i32::MAX; 2], "heads: given 2147483647, accepted 1..=128"),
+        ([16, 17], "query_len: given 17, accepted 1..=16"),
+    ] {
+        let mut params = decode();
+        [params.heads, params.query_len] = wrong;
+        let mut bytes = 0;
+        // SAFETY: both values live on this stack.
+        let status = unsafe { raw::mla_decode_sm90_workspace(&params, &mut bytes) };
+        let error = checked("workspace", status).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 #[test]
@@ -273,7 +233,6 @@ fn prefill_refuses_each_bad_field() {
         ("workspace", |p| {
             p.workspace = p.workspace.wrapping_byte_add(16)
         }),
-        ("heads", |p| p.heads = 65_536),
         ("requests", |p| p.requests = i32::MIN),
         // These are 2^31 rows of 2^39 elements, which is 2^71 bytes.
         ("max_query_len", |p| {

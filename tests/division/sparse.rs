@@ -3,6 +3,8 @@
 
 use mla_kernels::raw::{self, MlaSparseParams};
 
+use super::checked;
+
 /// Numbers of clusters of 1, 2, ... 16 CTAs that an H200 runs at the same time, as the driver
 /// reports them.
 const H200: [i32; 16] = [132, 66, 39, 30, 22, 17, 15, 15, 0, 0, 0, 0, 0, 0, 0, 7];
@@ -29,8 +31,7 @@ fn division(tokens: i32, heads: i32, width: i32, clusters: [i32; 16]) -> (i32, i
     // entries.
     let status =
         unsafe { raw::mla_sparse_sm90_splits(&params, clusters.as_ptr(), &mut splits, &mut tile) };
-    // SAFETY: the status was returned by a function of `raw`.
-    unsafe { raw::check("sparse splits", status) }.unwrap();
+    checked("sparse splits", status).unwrap();
     (splits, tile)
 }
 

@@ -4,9 +4,12 @@
 //! use among all CTAs of a launch.
 
 use std::collections::HashSet;
+use std::hash::Hash;
 
 use mla_kernels::raw::{self, MlaSplitCounters, MlaSplitRole, MlaSplitStep};
 use rand::{RngExt as _, SeedableRng as _};
+
+use super::checked;
 
 /// The maximum numbers of CTAs of a tile in the tests of every order and in the tests of random
 /// orders. The second is also the maximum of a launch.
@@ -62,6 +65,24 @@ impl<const CTAS: usize> State<CTAS> {
     };
 }
 
+/// Visits every reachable state, and returns their number.
+fn explore<S: Copy + Eq + Hash>(
+    start: S,
+    next: impl Fn(&S) -> Vec<S>,
+    check_end: impl Fn(&S),
+) -> usize {
+    let mut seen = HashSet::from([start]);
+    let mut open = vec![start];
+    while let Some(state) = open.pop() {
+        let next = next(&state);
+        if next.is_empty() {
+            check_end(&state);
+        }
+        open.extend(next.into_iter().filter(|&state| seen.insert(state)));
+    }
+    seen.len()
+}
+
 struct Tile {
     splits: usize,
     /// The number of combiners. They are the first splits, which have nothing else to do.
@@ -73,19 +94,9 @@ struct Tile {
 }
 
 impl Tile {
-    /// Visits every reachable state, and returns their number.
     fn explore(&self) -> usize {
-        let start = State::<MAX>::START;
-        let mut seen = HashSet::from([start]);
-        let mut open = vec![start];
-        while let Some(state) = open.pop() {
-            let next = self.successors(&state);
-            if next.is_empty() {
-                self.check_end(&state);
-            }
-            open.extend(next.into_iter().filter(|&state| seen.insert(state)));
-        }
-        seen.len()
+        let next = |state: &_| self.successors(state);
+        explore(State::<MAX>::START, next, |state| self.check_end(state))
     }
 
     /// Tries one random order. It draws the CTA whose step is next, and lets a combiner that could
@@ -258,8 +269,7 @@ fn split_step(
     // SAFETY: counters and answer live on this stack, and the function accesses nothing else.
     let status =
         unsafe { raw::mla_split_step(step as i32, counters, splits, combiners, seen, &mut answer) };
-    // SAFETY: the status was returned by a function of `raw`.
-    unsafe { raw::check("mla_split_step", status) }.unwrap();
+    checked("mla_split_step", status).unwrap();
     answer
 }
 
@@ -271,52 +281,40 @@ fn after_arrival(role: i32) -> At {
     }
 }
 
-fn tiles() -> impl Iterator<Item = (usize, usize)> {
+fn tiles() -> impl Iterator<Item = Tile> {
     // A tile has at least one combiner: only its last split may be followed by other work of the
     // same group.
-    (2..=MAX).flat_map(|splits| (1..=splits).map(move |combiners| (splits, combiners)))
-}
-
-#[test]
-fn each_slice_is_combined_once_and_the_counters_end_at_zero_in_every_order() {
-    let mut states = 0;
-    for (splits, combiners) in tiles() {
-        states += Tile {
+    (2..=MAX).flat_map(|splits| {
+        (1..=splits).map(move |combiners| Tile {
             splits,
             combiners,
             impatient: true,
             frozen: None,
-        }
-        .explore();
-    }
+        })
+    })
+}
+
+#[test]
+fn each_slice_is_combined_once_and_the_counters_end_at_zero_in_every_order() {
+    let states: usize = tiles().map(|tile| tile.explore()).sum();
     // There are far more states than in one order, so falling back is among them.
     assert!(states > 10_000, "{states} states");
 }
 
 #[test]
 fn no_cta_waits_for_ever_when_patience_does_not_end() {
-    for (splits, combiners) in tiles() {
-        Tile {
-            splits,
-            combiners,
-            impatient: false,
-            frozen: None,
-        }
-        .explore();
+    for mut tile in tiles() {
+        tile.impatient = false;
+        tile.explore();
     }
 }
 
 #[test]
 fn no_cta_depends_on_one_that_does_not_run() {
-    for (splits, combiners) in tiles() {
-        for frozen in 0..splits {
-            Tile {
-                splits,
-                combiners,
-                impatient: true,
-                frozen: Some(frozen),
-            }
-            .explore();
+    for mut tile in tiles() {
+        for frozen in 0..tile.splits {
+            tile.frozen = Some(frozen);
+            tile.explore();
         }
     }
 }
@@ -421,19 +419,12 @@ impl Launch<'_> {
     }
 
     fn explore(&self) -> usize {
+        let next = |state: &_| {
+            let ctas = 0..self.ctas;
+            ctas.filter_map(|cta| self.step(state, cta)).collect()
+        };
         let start = LaunchState::<MAX_CTAS, MAX_ITEMS>::START;
-        let mut seen = HashSet::from([start]);
-        let mut open = vec![start];
-        while let Some(state) = open.pop() {
-            let next: Vec<_> = (0..self.ctas)
-                .filter_map(|cta| self.step(&state, cta))
-                .collect();
-            if next.is_empty() {
-                self.check_end(&state);
-            }
-            open.extend(next.into_iter().filter(|&state| seen.insert(state)));
-        }
-        seen.len()
+        explore(start, next, |state| self.check_end(state))
     }
 
     /// Tries one random order, by drawing the CTA whose step is next.
@@ -616,9 +607,7 @@ fn steps_that_do_not_exist_are_refused() {
                 std::ptr::null_mut(),
             )
         };
-        // SAFETY: the status was returned by a function of `raw`.
-        let refused = unsafe { raw::check("mla_split_step", status) };
-        refused.map_err(|error| error.to_string())
+        checked("mla_split_step", status)
     };
     refusal(0, 2, 1).unwrap();
     for (name, answer) in [
