@@ -10,11 +10,20 @@ use cudarc::driver::sys::{CUfunction_attribute_enum as Function, CUlaunchAttribu
 use cudarc::driver::{result, sys};
 use half::bf16;
 use mla_kernels::Cuda;
-use mla_runtime::Result;
+#[cfg(any(feature = "sm80", feature = "sm90"))]
+use mla_kernels::raw::{self, MlaStatus};
 use mla_runtime::tensor::Memory;
 use serde_json::Value;
 
 use crate::common::{download, download_all, gpu, upload, upload_all};
+
+/// Returns the fields of a call that a description takes under the same names, behind a prefix.
+#[cfg(any(feature = "sm80", feature = "sm90"))]
+macro_rules! fields {
+    ($prefix:literal, $call:expr; $($field:ident)*) => {
+        super::numbers([$((concat!($prefix, stringify!($field)), $call.$field as i64),)*])
+    };
+}
 
 #[cfg(any(feature = "sm80", feature = "sm90"))]
 mod decode;
@@ -94,8 +103,10 @@ fn pair(gpu: &Cuda, bytes: usize, byte: u8) -> [Buffer; 2] {
 
 /// Checks that the library has launched, and that both launches have written the same bytes.
 #[cfg(any(feature = "sm80", feature = "sm90"))]
-fn agree(gpu: &Cuda, call: &str, library: Result<()>, written: &[&[Buffer; 2]]) {
-    library.unwrap_or_else(|error| panic!("{call}: {error}"));
+fn agree(gpu: &Cuda, call: &str, library: MlaStatus, written: &[&[Buffer; 2]]) {
+    // SAFETY: the status was returned by a function of `raw`.
+    let launched = unsafe { raw::check("launch", library) };
+    launched.unwrap_or_else(|error| panic!("{call}: {error}"));
     gpu.synchronize().unwrap();
     for [own, other] in written {
         let [own, other] = [own, other].map(|it| download(gpu, it).unwrap());

@@ -8,6 +8,7 @@ use mla_runtime::backend::{DecodeBackend, LayerConfig, StepLimits};
 use mla_runtime::model::{DType, KvFormat, MlaDims};
 use mla_runtime::spec::{Problem, QueryLen};
 use rand::RngExt as _;
+use rand::rngs::StdRng;
 
 use crate::calls::dims_of;
 use crate::common::{gpu, rng};
@@ -71,43 +72,52 @@ fn every_number_of_heads_and_query_tokens_agrees_with_the_reference() {
     }
 }
 
+/// Draws the dtype, the page size, gaps between queries, and the distance of a cache's rows.
+fn drawn(rng: &mut StdRng, kv: Option<KvFormat>, mut case: DecodeCase) -> DecodeCase {
+    case.problem.dtype = pick(rng, &[DType::F16, DType::BF16]);
+    case.problem.kv_format = kv.unwrap_or(KvFormat::of(case.problem.dtype));
+    case.problem.page_size = pick(rng, &[16, 32, 48, 64, 128, 256]);
+    case.gap = 8 * rng.random_range(0..4);
+    // In some cases, the rows of the cache are further apart.
+    case.trial = pick(rng, &[Trial::Repeated, Trial::ExactlyAligned]);
+    case.seed = rng.random();
+    case
+}
+
+/// Draws requests with up to 16 query tokens.
+fn ragged(rng: &mut StdRng, requests: usize, longest: usize) -> Vec<(usize, usize)> {
+    (0..rng.random_range(1..=requests))
+        .map(|_| (rng.random_range(0..=16), rng.random_range(0..=longest)))
+        .collect()
+}
+
+/// Draws many decodes of short contexts.
+fn many(rng: &mut StdRng, requests: usize) -> Vec<(usize, usize)> {
+    (0..requests)
+        .map(|_| (1, rng.random_range(0..300)))
+        .collect()
+}
+
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn random_ragged_batches_agree_with_the_reference() {
-    let mut rng = rng(7);
+    let rng = &mut rng(7);
     for round in 0..40 {
-        let longest = [6000, 700, 200, 700][round as usize % 4];
-        let requests: Vec<_> = (0..rng.random_range(1..=40))
-            .map(|_| (rng.random_range(0..=16), rng.random_range(0..=longest)))
-            .collect();
-        let mut case = case(rng.random_range(1..=128), &requests);
-        let dtype = pick(&mut rng, &[DType::F16, DType::BF16]);
-        case.problem.dtype = dtype;
-        case.problem.kv_format = KvFormat::of(dtype);
-        case.problem.page_size = pick(&mut rng, &[16, 32, 48, 64, 128, 256]);
-        case.gap = 8 * rng.random_range(0..4);
-        // In some cases, the rows of the cache are further apart.
-        case.trial = pick(&mut rng, &[Trial::Repeated, Trial::ExactlyAligned]);
-        case.seed = round;
-        check(&format!("round {round}"), &case);
+        let requests = ragged(rng, 40, [6000, 700, 200, 700][round % 4]);
+        let case = case(rng.random_range(1..=128), &requests);
+        check(&format!("round {round}"), &drawn(rng, None, case));
     }
 }
 
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn narrow_rows_agree_with_the_reference() {
-    let mut rng = rng(11);
+    let rng = &mut rng(11);
     let short = [0, 1, 63, 64, 65, 127, 128, 129, 191, 320, 384];
     for [latent, rope] in NARROW {
         let narrow = |rng: &mut _, mut case: DecodeCase| {
             case.problem.dims = dims_of(latent, rope);
-            case.problem.dtype = pick(rng, &[DType::F16, DType::BF16]);
-            case.problem.kv_format = KvFormat::of(case.problem.dtype);
-            case.problem.page_size = pick(rng, &[16, 48, 64, 128]);
-            case.gap = 8 * rng.random_range(0..4);
-            case.trial = pick(rng, &[Trial::Repeated, Trial::ExactlyAligned]);
-            case.seed = rng.random();
-            case
+            drawn(rng, None, case)
         };
         // Rows for 8, 16, 32 and 64 heads, and for groups of two, three and five CTAs.
         for (heads, query) in [
@@ -129,22 +139,19 @@ fn narrow_rows_agree_with_the_reference() {
                 if long {
                     requests.extend([(query, 1000), (query, 4641)]);
                 }
-                let case = narrow(&mut rng, case(heads, &requests));
+                let case = narrow(rng, case(heads, &requests));
                 check(&format!("({latent}, {rope}), long {long}"), &case);
             }
         }
         // The reference takes most of the time.
         for round in 0..3 {
-            let requests: Vec<_> = (0..rng.random_range(1..=12))
-                .map(|_| (rng.random_range(0..=16), rng.random_range(0..=2000)))
-                .collect();
+            let requests = ragged(rng, 12, 2000);
             let case = case(rng.random_range(1..=128), &requests);
-            let case = narrow(&mut rng, case);
+            let case = narrow(rng, case);
             check(&format!("({latent}, {rope}), round {round}"), &case);
         }
-        let many: Vec<_> = (0..500).map(|_| (1, rng.random_range(0..300))).collect();
-        for requests in [&many[..], &[(1, 131_072)]] {
-            let case = narrow(&mut rng, case(16, requests));
+        for requests in [many(rng, 500), vec![(1, 131_072)]] {
+            let case = narrow(rng, case(16, &requests));
             check(&format!("({latent}, {rope}), large"), &case);
         }
     }
@@ -153,69 +160,46 @@ fn narrow_rows_agree_with_the_reference() {
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn e4m3_caches_agree_with_the_reference() {
-    let mut rng = rng(9);
-    let fp8 = |dtype, page_size, mut case: DecodeCase| {
-        case.problem.dtype = dtype;
-        case.problem.kv_format = KvFormat::Fp8;
-        case.problem.page_size = page_size;
-        case
-    };
+    let rng = &mut rng(9);
     let lens = [0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 191, 1000, 4641];
     for heads in [1, 3, 8, 9, 16, 20, 40, 63, 64, 96, 126, 128] {
         let query = rng.random_range(1..=16);
-        let dtype = pick(&mut rng, &[DType::F16, DType::BF16]);
-        let page_size = pick(&mut rng, &[16, 48, 64, 128]);
-        let trial = pick(&mut rng, &[Trial::Repeated, Trial::ExactlyAligned]);
-        let case = fp8(dtype, page_size, case(heads, &lens.map(|len| (query, len))));
+        let case = case(heads, &lens.map(|len| (query, len)));
         let name = format!("e4m3, {heads} heads, {query} query tokens");
-        check(&name, &DecodeCase { trial, ..case });
+        check(&name, &drawn(rng, Some(KvFormat::Fp8), case));
     }
-    let many: Vec<_> = (0..500).map(|_| (1, rng.random_range(0..300))).collect();
-    for (name, requests) in [
-        ("500 requests", &many[..]),
-        ("131072 tokens", &[(1, 131_072)]),
-    ] {
-        check(name, &fp8(DType::BF16, 64, case(16, requests)));
+    for requests in [many(rng, 500), vec![(1, 131_072)]] {
+        let case = drawn(rng, Some(KvFormat::Fp8), case(16, &requests));
+        check(&format!("e4m3, {} requests", requests.len()), &case);
     }
 }
 
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn caches_with_a_scale_for_each_token_agree_with_the_reference() {
-    let mut rng = rng(12);
+    let rng = &mut rng(12);
     let lens = [0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 191, 1000];
     for heads in [1, 8, 9, 16, 20, 32, 40, 63, 64, 96, 128] {
         let query = rng.random_range(1..=16);
         let plain = |rng: &mut _, lens: &[usize]| {
             let requests: Vec<_> = lens.iter().map(|&len| (query, len)).collect();
-            let mut case = case(heads, &requests);
-            case.problem.dtype = pick(rng, &[DType::F16, DType::BF16]);
-            case.problem.kv_format = KvFormat::Fp8PerToken;
-            case.problem.page_size = pick(rng, &[16, 48, 64, 128]);
-            case.trial = pick(rng, &[Trial::Repeated, Trial::ExactlyAligned]);
-            case
+            drawn(rng, Some(KvFormat::Fp8PerToken), case(heads, &requests))
         };
         let name = format!("fp8_per_token, {heads} heads, {query} query tokens");
-        check(&name, &plain(&mut rng, &lens));
+        check(&name, &plain(rng, &lens));
         // Scales far apart, and all of the weight with the tokens of either scale. Each request has
         // several KV tiles.
         for far in [-10, -30, -60] {
             for (low, high, lead) in [(far, 0, 0.0), (far, 0, 2.0), (0, far, 2.0)] {
-                let group_scales = Some(GroupScales {
+                let mut case = plain(rng, &[400, 90, 17]);
+                case.group_scales = Some(GroupScales {
                     exponents: [[low; 4], [high; 4]],
                     factor: 1.5,
                     queries: 0,
                     lead,
                 });
-                let case = plain(&mut rng, &[400, 90, 17]);
                 let name = format!("{name}, scales 2^{low} and 2^{high}, {lead}");
-                check(
-                    &name,
-                    &DecodeCase {
-                        group_scales,
-                        ..case
-                    },
-                );
+                check(&name, &case);
             }
         }
     }
@@ -224,10 +208,8 @@ fn caches_with_a_scale_for_each_token_agree_with_the_reference() {
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn large_batches_and_long_contexts_agree_with_the_reference() {
-    let mut rng = rng(8);
-    let many: Vec<_> = (0..1024).map(|_| (1, rng.random_range(0..300))).collect();
     for (name, heads, requests) in [
-        ("1024 requests", 16, &many[..]),
+        ("1024 requests", 16, &many(&mut rng(8), 1024)[..]),
         ("131072 tokens", 16, &[(1, 131_072), (2, 5)]),
         ("131072 tokens, 128 heads", 128, &[(1, 131_072)]),
         (
@@ -307,38 +289,6 @@ fn falling_back_gives_the_same_bits() {
                 );
             }
         }
-    }
-}
-
-#[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
-fn queries_have_the_same_bits_with_and_without_gaps() {
-    let gpu = &*gpu();
-    let machine = Machine::new(gpu.stream().clone());
-    let (mut rng, mut memory) = (rng(24), Memory::default());
-    let mut draw = Draw::new(&machine, &mut rng, &mut memory);
-    for (kv, shape) in [
-        (KvFormat::BF16, [16, 2]),
-        (KvFormat::BF16, [128, 1]),
-        (KvFormat::Fp8, [40, 3]),
-    ] {
-        let call = draw.decode_of(DType::BF16, kv, shape, &[700, 333]);
-        let mut close = call.params;
-        let heads = i64::from(close.heads);
-        [close.q_latent, close.q_rope] = machine.without_gaps(
-            &mut memory,
-            [close.q_latent, close.q_rope],
-            close.tokens * close.heads,
-        );
-        (close.q_latent_token_stride, close.q_latent_head_stride) = (heads * 512, 512);
-        (close.q_rope_token_stride, close.q_rope_head_stride) = (heads * 64, 64);
-        let [gaps, close] = [call.params, close].map(|params| {
-            // SAFETY: the parameters describe memory that lives as long as the call.
-            call.launched(&machine, &params, |params| unsafe {
-                raw::mla_decode_sm90(params, gpu.raw_stream())
-            })
-        });
-        assert!(gaps == close, "{kv}, {shape:?}");
     }
 }
 

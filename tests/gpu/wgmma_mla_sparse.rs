@@ -20,6 +20,12 @@ const FORMATS: [KvFormat; 3] = [KvFormat::BF16, KvFormat::Fp8, KvFormat::Fp8DsMl
 /// Rows with a rotary part and without.
 const ROWS: [MlaDims; 2] = [MlaDims::R1, dims_of(512, 0)];
 
+/// Returns each of `values` with both kinds of rows.
+fn with_rows<T: Copy>(values: impl IntoIterator<Item = T>) -> impl Iterator<Item = (T, MlaDims)> {
+    let values = values.into_iter();
+    values.flat_map(|value| ROWS.map(|dims| (value, dims)))
+}
+
 /// Makes a request with this number of query tokens, each with a list of `width` of its 700 slots.
 fn case(kv: KvFormat, heads: u32, tokens: usize, width: usize) -> DecodeCase {
     let problem = Problem::new(MlaDims::R1, heads, DType::BF16)
@@ -46,16 +52,14 @@ fn check(gpu: &Cuda, case: &DecodeCase) {
 fn lists_with_wrong_entries_anywhere_agree_with_the_reference() {
     let gpu = &*gpu();
     let mut rng = rng(41);
-    for (kv, dims) in FORMATS
-        .into_iter()
-        .flat_map(|kv| ROWS.map(|dims| (kv, dims)))
-    {
+    for (kv, dims) in with_rows(FORMATS) {
         for heads in [1, 8, 16, 24, 64, 96, 128] {
             let widths = [1, 63, 500, 2048, 2051, 8192];
             let mut case = case(kv, heads, rng.random_range(1..6), pick(&mut rng, &widths));
             case.problem.dims = dims;
             case.problem.page_size = pick(&mut rng, &[1, 3, 61, 64, 576]);
             case.with_counts = rng.random_bool(0.5);
+            case.gap = pick(&mut rng, &[0, 8]);
             // In some cases, the rows of the cache are further apart.
             case.trial = pick(&mut rng, &[Trial::Once, Trial::ExactlyAligned]);
             case.seed = rng.random();
@@ -80,26 +84,17 @@ fn lists_with_wrong_entries_anywhere_agree_with_the_reference() {
             check(gpu, &case);
         }
     }
-    for (heads, dims) in [16, 128]
-        .into_iter()
-        .flat_map(|heads| ROWS.map(|dims| (heads, dims)))
-    {
+    for (heads, dims) in with_rows([16, 128]) {
+        let mut case = case(KvFormat::Fp8DsMla, heads, 3, 600);
+        case.problem.dims = dims;
         // Scales of rows may be any numbers.
-        let group_scales = Some(GroupScales {
+        case.group_scales = Some(GroupScales {
             exponents: [[0, -3, 2, 1], [-1, 0, 0, 2]],
             factor: 1.37,
             queries: 0,
             lead: 0.0,
         });
-        let mut case = case(KvFormat::Fp8DsMla, heads, 3, 600);
-        case.problem.dims = dims;
-        check(
-            gpu,
-            &DecodeCase {
-                group_scales,
-                ..case
-            },
-        );
+        check(gpu, &case);
     }
 }
 
@@ -228,44 +223,6 @@ fn a_page_0_without_memory_is_never_read() {
 #[test]
 #[ignore = "needs a Hopper GPU: \
             cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
-fn queries_have_the_same_bits_with_and_without_gaps() {
-    let gpu = &*gpu();
-    let machine = Machine::new(gpu.stream().clone());
-    let (mut rng, mut memory) = (rng(4), Memory::default());
-    for kv in FORMATS {
-        for heads in [16, 128] {
-            let listed = Listed {
-                heads,
-                pages: 2,
-                first: Lists {
-                    width: 300,
-                    entries: (0..3 * 300).map(|at| at % 128).collect(),
-                    counts: None,
-                },
-                second: None,
-            };
-            let mut draw = Draw::new(&machine, &mut rng, &mut memory);
-            let call = draw.sparse_of(DType::BF16, kv, &listed);
-            let mut close = call.params;
-            let parts = [close.q_latent, close.q_rope];
-            [close.q_latent, close.q_rope] = machine.without_gaps(&mut memory, parts, 3 * heads);
-            let heads = i64::from(heads);
-            (close.q_latent_token_stride, close.q_latent_head_stride) = (heads * 512, 512);
-            (close.q_rope_token_stride, close.q_rope_head_stride) = (heads * 64, 64);
-            let [gaps, close] = [call.params, close].map(|params| {
-                // SAFETY: the parameters describe memory that lives as long as the call.
-                call.launched(&machine, &params, |params| unsafe {
-                    raw::mla_sparse_sm90(params, gpu.raw_stream())
-                })
-            });
-            assert!(gaps == close, "{kv}, {heads} heads");
-        }
-    }
-}
-
-#[test]
-#[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
 fn a_captured_step_replays_with_other_lists_and_counts() {
     let gpu = &*gpu();
     for (kv, heads, tokens) in [
@@ -274,18 +231,13 @@ fn a_captured_step_replays_with_other_lists_and_counts() {
         (KvFormat::Fp8, 40, 140),
         (KvFormat::BF16, 8, 32),
     ] {
-        for (seed, dims) in (15..18).flat_map(|seed| ROWS.map(|dims| (seed, dims))) {
+        for (seed, dims) in with_rows(15..18) {
             let mut case = case(kv, heads, tokens, 600);
             case.problem.dims = dims;
-            check(
-                gpu,
-                &DecodeCase {
-                    with_counts: true,
-                    trial: Trial::Replayed,
-                    seed,
-                    ..case
-                },
-            );
+            case.with_counts = true;
+            case.trial = Trial::Replayed;
+            case.seed = seed;
+            check(gpu, &case);
         }
     }
 }
@@ -297,10 +249,7 @@ fn a_captured_step_replays_with_other_lists_and_counts() {
 fn two_caches_and_sinks_agree_with_the_reference() {
     let gpu = &*gpu();
     let mut rng = rng(33);
-    for (kv, dims) in FORMATS
-        .into_iter()
-        .flat_map(|kv| ROWS.map(|dims| (kv, dims)))
-    {
+    for (kv, dims) in with_rows(FORMATS) {
         for (heads, tokens) in [(16, 3), (32, 140), (64, 9), (128, 70)] {
             for (width, second_width) in [(128, 2048), (700, 1)] {
                 let mut case = case(kv, heads, tokens, width);

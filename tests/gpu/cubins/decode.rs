@@ -1,14 +1,17 @@
 //! Decodes by their descriptions, beside the library's launches of the same problems.
 
+#[cfg(feature = "sm80")]
+use std::ptr::null;
+
 use half::bf16;
 use mla_kernels::Cuda;
-use mla_kernels::raw::{self, MlaDecodeParams};
+use mla_kernels::raw::{self, MlaDecodeParams, MlaStatus};
 use mla_runtime::model::KvFormat::{self, BF16, Fp8};
 use mla_runtime::model::{DType, MlaDims};
 use serde_json::Value;
 
 use super::{
-    Buffer, LATENT, Numbers, PathBuf, ROPE, Result, agree, at, device, download, download_all, gpu,
+    Buffer, LATENT, Numbers, PathBuf, ROPE, agree, at, device, download, download_all, gpu,
     manifest, numbers, pair, run, small, upload, upload_all,
 };
 use crate::calls;
@@ -59,6 +62,8 @@ impl Decode {
             lse: at(&lse[1]) as *mut _,
             workspace: at(&workspace) as *mut _,
             workspace_bytes: 64 << 20,
+            // The order in which the library multiplies by a power of two makes no difference.
+            cache_scale: if format == Fp8 { 0.25 } else { 1.0 },
             ..calls::decode(MlaDims::R1, DType::BF16, format, [heads, query_len], batch)
         };
         Self {
@@ -72,46 +77,54 @@ impl Decode {
 
     /// The numbers that all kernels of decode take under the same names.
     fn numbers(&self) -> Numbers {
-        let p = &self.params;
-        let cache_scale = p.cache_scale;
-        let scale = p.softmax_scale * cache_scale * std::f32::consts::LOG2_E;
-        numbers([
-            ("p.q_latent", p.q_latent.addr() as i64),
-            ("p.q_rope", p.q_rope.addr() as i64),
-            ("p.out", at(&self.out[0])),
-            ("p.lse", at(&self.lse[0])),
-            ("p.block_table", p.block_table.addr() as i64),
-            ("p.kv_lens", p.kv_lens.addr() as i64),
+        let p = MlaDecodeParams {
+            out: at(&self.out[0]) as *mut _,
+            lse: at(&self.lse[0]) as *mut _,
+            ..self.params
+        };
+        let mut given = fields! {
+            "p.", p;
+            q_latent q_rope out lse block_table kv_lens q_latent_token_stride q_latent_head_stride
+            q_rope_token_stride q_rope_head_stride out_token_stride out_head_stride lse_head_stride
+            block_table_stride requests heads query_len page_size causal
+        };
+        let scale = p.softmax_scale * p.cache_scale * std::f32::consts::LOG2_E;
+        given.extend(numbers([
             ("p.counters", at(&self.workspace)),
-            ("p.q_latent_token_stride", p.q_latent_token_stride),
-            ("p.q_latent_head_stride", p.q_latent_head_stride),
-            ("p.q_rope_token_stride", p.q_rope_token_stride),
-            ("p.q_rope_head_stride", p.q_rope_head_stride),
-            ("p.out_token_stride", p.out_token_stride),
-            ("p.out_head_stride", p.out_head_stride),
-            ("p.lse_head_stride", p.lse_head_stride),
-            ("p.block_table_stride", p.block_table_stride),
-            ("p.requests", p.requests.into()),
-            ("p.heads", p.heads.into()),
-            ("p.query_len", p.query_len.into()),
-            ("p.page_size", p.page_size.into()),
-            ("p.causal", 1),
             ("p.scale_log2", scale.to_bits().into()),
-            ("p.out_scale", cache_scale.to_bits().into()),
-        ])
+            ("p.out_scale", p.cache_scale.to_bits().into()),
+        ]));
+        given
+    }
+
+    /// The place of the cache, with strides in bytes. The names of the numbers have a prefix.
+    fn cache(&self, prefix: &str) -> Numbers {
+        let p = &self.params;
+        let bytes = if p.cache_scale == 1.0 { 2 } else { 1 };
+        let [slot, page] = [p.cache_slot_stride, p.cache_page_stride].map(|it| it * bytes);
+        [
+            ("cache", p.cache.addr() as i64),
+            ("cache_slot_stride", slot),
+            ("cache_page_stride", page),
+            ("cache_rope", p.cache.addr() as i64 + LATENT as i64 * bytes),
+            ("cache_rope_slot_stride", slot),
+            ("cache_rope_page_stride", page),
+        ]
+        .map(|(name, number)| (format!("{prefix}{name}"), number))
+        .into()
     }
 
     /// Launches by the description, and then by the library. The bits must be the same.
-    fn agrees<const N: usize>(
+    fn agrees(
         &self,
         gpu: &Cuda,
         manifest: &(PathBuf, Value),
         kernel: [&str; 2],
-        more: [(&str, i64); N],
-        library: impl FnOnce(&MlaDecodeParams) -> Result<()>,
+        more: [Numbers; 3],
+        library: impl FnOnce(&MlaDecodeParams) -> MlaStatus,
     ) {
         let mut given = self.numbers();
-        given.extend(numbers(more));
+        given.extend(more.into_iter().flatten());
         run(gpu, manifest, kernel, &given);
         let workspace = download(gpu, &self.workspace).unwrap();
         assert!(workspace[..4096].iter().all(|&byte| byte == 0), "counters");
@@ -155,32 +168,21 @@ fn hoppers_dense_decode_has_the_librarys_bits_by_its_description_alone() {
         (128, 1, Fp8, 2, "more than 64 rows, group_ctas is 2"),
     ] {
         let decode = Decode::new(gpu, heads, query_len, format);
-        let p = &decode.params;
-        let (cache, bytes) = match format {
-            Fp8 => ("e4m3 with one scale", 1),
-            _ => ("bf16", 2),
+        let cache = match format {
+            Fp8 => "e4m3 with one scale",
+            _ => "bf16",
         };
         let call = format!("dense decode of bf16, 512 + 64 wide, from a cache of {cache}: {tile}");
-        let address = p.cache.addr() as i64;
-        let [slot, page] = [p.cache_slot_stride, p.cache_page_stride].map(|it| it * bytes);
         let [multiprocessors, l2_bytes, ..] = device(gpu);
-        let more = [
+        let chosen = numbers([
             ("group_ctas", group_ctas),
             ("multiprocessors", multiprocessors),
             ("l2_bytes", l2_bytes),
-            ("tokens", p.tokens.into()),
-            ("max_pages", p.max_pages.into()),
-            ("pages", p.pages),
-            ("cache", address),
-            ("cache_slot_stride", slot),
-            ("cache_page_stride", page),
-            ("cache_rope", address + LATENT as i64 * bytes),
-            ("cache_rope_slot_stride", slot),
-            ("cache_rope_page_stride", page),
-        ];
+        ]);
+        let own = fields!("", decode.params; tokens max_pages pages);
+        let more = [decode.cache(""), own, chosen];
         // SAFETY: the arguments are those of memory that lives until the end of this test.
-        let library =
-            |p: &_| unsafe { raw::check("decode", raw::mla_decode_sm90(p, gpu.raw_stream())) };
+        let library = |p: &_| unsafe { raw::mla_decode_sm90(p, gpu.raw_stream()) };
         decode.agrees(gpu, &manifest, [source, &call], more, library);
     }
 }
@@ -213,40 +215,27 @@ fn portable_decode_has_the_librarys_bits_by_its_description_alone() {
         decode.params.requests = requests;
         decode.params.tokens = requests;
         decode.params.max_pages = max_pages as i32;
-        let p = &decode.params;
-        let (file, cache, bytes) = match format {
-            Fp8 => ("e4m3", "of e4m3 with one scale", 1),
-            _ => ("plain", "of the queries' dtype", 2),
+        let (file, cache) = match format {
+            Fp8 => ("e4m3", "of e4m3 with one scale"),
+            _ => ("plain", "of the queries' dtype"),
         };
         let source = format!("cuda/sm80/decode/instantiations/bf16_512_{file}.cu");
         let call = format!(
             "decode of bf16, latents of 512, cache {cache}: tiles of {rows} of p.query_len * \
              p.heads rows, KV tiles of {tile}"
         );
-        let address = p.cache.addr() as i64;
-        let [slot, page] = [p.cache_slot_stride, p.cache_page_stride].map(|it| it * bytes);
-        let more = [
-            ("p.cache", address),
-            ("p.cache_slot_stride", slot),
-            ("p.cache_page_stride", page),
-            ("p.cache_rope", address + LATENT as i64 * bytes),
-            ("p.cache_rope_slot_stride", slot),
-            ("p.cache_rope_page_stride", page),
+        let chosen = numbers([
             ("p.slots", (PAGES * PAGE_SIZE) as i64),
             ("p.max_kv_len", i32::MAX.into()),
-            ("p.rope_dim", ROPE as i64),
             ("multiprocessors", multiprocessors),
             ("shared_of_cta", shared_of_cta),
             ("shared_of_sm", shared_of_sm),
             ("ctas_of_sm", ctas_of_sm),
-        ];
-        let library = |p: &_| {
-            // SAFETY: the arguments are those of memory that lives until the end of this test.
-            unsafe {
-                let launched = raw::mla_decode_sm80(p, std::ptr::null(), gpu.raw_stream());
-                raw::check("decode", launched)
-            }
-        };
+        ]);
+        let own = fields!("p.", decode.params; rope_dim);
+        let more = [decode.cache("p."), own, chosen];
+        // SAFETY: the arguments are those of memory that lives until the end of this test.
+        let library = |p: &_| unsafe { raw::mla_decode_sm80(p, null(), gpu.raw_stream()) };
         decode.agrees(gpu, &manifest, [&source, &call], more, library);
     }
 }

@@ -2,13 +2,13 @@
 
 use half::bf16;
 use mla_kernels::Cuda;
-use mla_kernels::raw::{self, MlaPrefillParams};
+use mla_kernels::raw::{self, MlaPrefillParams, MlaStatus};
 use mla_runtime::model::DType;
 use serde_json::Value;
 
 use super::{
-    Buffer, Numbers, PathBuf, Result, agree, at, device, download_all, gpu, manifest, numbers,
-    pair, run, small, upload, upload_all,
+    Buffer, Numbers, PathBuf, agree, at, device, download_all, gpu, manifest, numbers, pair, run,
+    small, upload, upload_all,
 };
 use crate::calls;
 
@@ -75,27 +75,28 @@ impl Prefill {
     /// Numbers of both families. Strides are in units of `unit` bytes.
     fn numbers(&self, unit: i64) -> Numbers {
         let p = &self.params;
+        let p = MlaPrefillParams {
+            out: at(&self.out[0]) as *mut _,
+            lse: at(&self.lse[0]) as *mut _,
+            query_token_stride: p.query_token_stride * unit,
+            query_head_stride: p.query_head_stride * unit,
+            key_rope_token_stride: p.key_rope_token_stride * unit,
+            value_token_stride: p.value_token_stride * unit,
+            value_head_stride: p.value_head_stride * unit,
+            out_token_stride: p.out_token_stride * unit,
+            out_head_stride: p.out_head_stride * unit,
+            ..*p
+        };
+        let mut given = fields! {
+            "p.", p;
+            query key_rope value out lse query_token_stride query_head_stride key_rope_token_stride
+            value_token_stride value_head_stride out_token_stride out_head_stride lse_head_stride
+            requests heads causal
+        };
         let scale = p.softmax_scale * std::f32::consts::LOG2_E;
-        numbers([
-            ("p.query", p.query.addr() as i64),
-            ("p.key_rope", p.key_rope.addr() as i64),
-            ("p.value", p.value.addr() as i64),
-            ("p.out", at(&self.out[0])),
-            ("p.lse", at(&self.lse[0])),
-            ("p.query_token_stride", p.query_token_stride * unit),
-            ("p.query_head_stride", p.query_head_stride * unit),
-            ("p.key_rope_token_stride", p.key_rope_token_stride * unit),
-            ("p.value_token_stride", p.value_token_stride * unit),
-            ("p.value_head_stride", p.value_head_stride * unit),
-            ("p.out_token_stride", p.out_token_stride * unit),
-            ("p.out_head_stride", p.out_head_stride * unit),
-            ("p.lse_head_stride", p.lse_head_stride),
-            ("p.requests", p.requests.into()),
-            ("p.heads", p.heads.into()),
-            ("p.causal", 1),
-            ("p.scale_log2", scale.to_bits().into()),
-            ("query_tokens", p.query_tokens.into()),
-        ])
+        given.insert("p.scale_log2".to_owned(), scale.to_bits().into());
+        given.extend(fields!("", p; query_tokens));
+        given
     }
 
     /// Launches by the description, and then by the library. The bits must be the same.
@@ -105,7 +106,7 @@ impl Prefill {
         manifest: &(PathBuf, Value),
         kernel: [&str; 2],
         given: &Numbers,
-        library: impl FnOnce(&MlaPrefillParams) -> Result<()>,
+        library: impl FnOnce(&MlaPrefillParams) -> MlaStatus,
     ) {
         run(gpu, manifest, kernel, given);
         let values: Vec<bf16> = download_all(gpu, &self.out[0]);
@@ -147,6 +148,8 @@ fn hoppers_prefill_has_the_librarys_bits_by_its_description_alone() {
         };
         assert_eq!((planned.code, count > 0), (0, divided));
         let mut given = prefill.numbers(1);
+        given.extend(fields!("p.", p; max_query_len max_key_len));
+        given.extend(fields!("", p; key_tokens));
         given.extend(numbers([
             ("p.key", p.key_nope.addr() as i64),
             ("p.key_token_stride", p.key_nope_token_stride),
@@ -156,10 +159,7 @@ fn hoppers_prefill_has_the_librarys_bits_by_its_description_alone() {
             ("p.claimed", p.workspace.addr() as i64),
             ("p.swizzle_requests", 2),
             ("p.swizzle_heads", HEADS as i64),
-            ("p.max_query_len", p.max_query_len.into()),
-            ("p.max_key_len", p.max_key_len.into()),
             ("multiprocessors", multiprocessors),
-            ("key_tokens", p.key_tokens.into()),
         ]));
         let how = if divided {
             "CTAs divide"
@@ -169,8 +169,7 @@ fn hoppers_prefill_has_the_librarys_bits_by_its_description_alone() {
         let call = format!("expanded attention of bf16, (128, 64, 128) wide: {how}");
         let source = "cuda/sm90/prefill/instantiations/bf16_128_64_128.cu";
         // SAFETY: the arguments are those of memory that lives until the end of this test.
-        let library =
-            |p: &_| unsafe { raw::check("prefill", raw::mla_prefill_sm90(p, gpu.raw_stream())) };
+        let library = |p: &_| unsafe { raw::mla_prefill_sm90(p, gpu.raw_stream()) };
         prefill.agrees(gpu, &manifest, [source, &call], &given, library);
     }
 }
@@ -190,19 +189,15 @@ fn portable_prefill_has_the_librarys_bits_by_its_description_alone() {
         let prefill = Prefill::new(gpu, queries, [500, 190]);
         let p = &prefill.params;
         let mut given = prefill.numbers(2);
+        given.extend(fields!("p.", p; key_nope nope_dim cu_query_lens cu_key_lens));
+        given.extend(fields!("", p; max_query_len max_key_len));
         given.extend(numbers([
-            ("p.key_nope", p.key_nope.addr() as i64),
             ("p.key_nope_token_stride", p.key_nope_token_stride * 2),
             ("p.key_nope_head_stride", p.key_nope_head_stride * 2),
-            ("p.nope_dim", NOPE as i64),
-            ("p.cu_query_lens", p.cu_query_lens.addr() as i64),
-            ("p.cu_key_lens", p.cu_key_lens.addr() as i64),
             ("p.head_group", HEADS as i64),
             ("p.splits", 1),
             ("multiprocessors", multiprocessors),
             ("shared_of_sm", shared_of_sm),
-            ("max_query_len", p.max_query_len.into()),
-            ("max_key_len", p.max_key_len.into()),
         ]));
         let call = format!(
             "expanded attention of bf16, keys of 192 columns, values of 128, tiles of {rows} \
@@ -216,10 +211,7 @@ fn portable_prefill_has_the_librarys_bits_by_its_description_alone() {
                 ..*p
             };
             // SAFETY: the arguments are those of memory that lives until the end of this test.
-            unsafe {
-                let launched = raw::mla_prefill_sm80(&p, std::ptr::null(), gpu.raw_stream());
-                raw::check("prefill", launched)
-            }
+            unsafe { raw::mla_prefill_sm80(&p, std::ptr::null(), gpu.raw_stream()) }
         };
         prefill.agrees(gpu, &manifest, [source, &call], &given, library);
     }

@@ -780,7 +780,7 @@ impl<'a> Draw<'a> {
         let params = raw::MlaCacheWriteParams {
             latent: latent.pointer(),
             rope: rope.pointer(),
-            slots: self.machine.upload_long(&mut memory, &slots).pointer(),
+            slots: self.machine.upload(&mut memory, &slots).pointer(),
             cache: cache.pointer(),
             cache_rope: rotary_keys(rows, DIMS, cache.pointer()).cast_mut(),
             latent_token_stride: LATENT as i64,
@@ -868,7 +868,7 @@ impl<'a> Draw<'a> {
         }
         let params = raw::MlaCopyRowsParams {
             from: from.pointer(),
-            places: self.machine.upload_long(&mut memory, &places).pointer(),
+            places: self.machine.upload(&mut memory, &places).pointer(),
             to: to.pointer(),
             rows: rows as i64,
             to_rows: to_rows as i64,

@@ -4,6 +4,7 @@
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
+use bytemuck::Pod;
 use cudarc::driver::sys::{CUdevice_attribute, CUdeviceptr, CUfunction, CUfunction_attribute};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result};
 
@@ -160,17 +161,9 @@ impl Machine {
         region
     }
 
-    pub(crate) fn upload(&self, memory: &mut Memory, words: &[i32]) -> Region {
-        let region = self.zeros(memory, words.len() * 4);
+    pub(crate) fn upload<T: Pod>(&self, memory: &mut Memory, words: &[T]) -> Region {
+        let region = self.zeros(memory, size_of_val(words));
         // The copy does not wait for a stream.
-        self.synchronize();
-        // SAFETY: the region has room for the words, and the copy is complete when this returns.
-        unsafe { result::memcpy_htod_sync(region.address, words) }.unwrap();
-        region
-    }
-
-    pub(crate) fn upload_long(&self, memory: &mut Memory, words: &[i64]) -> Region {
-        let region = self.zeros(memory, words.len() * 8);
         self.synchronize();
         // SAFETY: the region has room for the words, and the copy is complete when this returns.
         unsafe { result::memcpy_htod_sync(region.address, words) }.unwrap();
@@ -205,31 +198,6 @@ impl Machine {
             )
         }
         .unwrap();
-    }
-
-    /// Copies the two parts of queries to rows side by side. The rows have 512 and 64 elements of
-    /// 16 bits, at a distance of 576 elements.
-    #[cfg(feature = "sm90")]
-    pub(crate) fn without_gaps(
-        &self,
-        memory: &mut Memory,
-        parts: [*const c_void; 2],
-        rows: i32,
-    ) -> [*const c_void; 2] {
-        let mut widths = [512, 64].into_iter();
-        parts.map(|part| {
-            let bytes = 2 * widths.next().unwrap();
-            let to = self.zeros(memory, rows as usize * bytes).address;
-            for row in 0..rows as u64 {
-                let [from, to] =
-                    [(part as u64, 2 * 576), (to, bytes as u64)].map(|(address, stride)| Region {
-                        address: address + row * stride,
-                        bytes,
-                    });
-                self.copy(from, to);
-            }
-            to as *const c_void
-        })
     }
 
     /// Enqueues a kernel that leaves a pattern in the shared memory of every SM.
