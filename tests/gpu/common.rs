@@ -45,6 +45,16 @@ pub(crate) fn gpu() -> Gpu {
     }
 }
 
+/// Makes another handle of the GPU with its own stream.
+pub(crate) fn on_new_stream(gpu: &Cuda) -> Cuda {
+    Cuda::on_stream(gpu.stream().context().new_stream().unwrap()).unwrap()
+}
+
+/// Returns the message of an error.
+pub(crate) fn message<T>(result: Result<T>) -> String {
+    result.map(drop).unwrap_err().to_string()
+}
+
 /// Makes a generator that repeats its numbers for a seed.
 pub(crate) fn rng(seed: u64) -> StdRng {
     StdRng::seed_from_u64(seed)

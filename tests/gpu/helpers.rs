@@ -18,9 +18,13 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
-use crate::common::{cache_bytes, cache_mut, download, get, gpu, put, rng, rope_start, upload};
+use crate::common::{
+    cache_bytes, cache_mut, download, download_all, get, gpu, put, rng, rope_start, upload,
+    upload_all,
+};
 use crate::tensors::{
-    On, Tensor, difference, indices, lse, lse_mut, normal, padded, pick, strides,
+    On, Tensor, assert_close, difference, indices, lse, lse_mut, normal, padded, pick, strided,
+    strides, unit,
 };
 
 /// Makes a call on the GPU and on the CPU.
@@ -135,7 +139,7 @@ fn random_write(rng: &mut StdRng, format: KvFormat, dtype: DType) -> Write {
 
 fn run_write<D: Device>(device: &D, case: &Write) -> Result<Vec<u8>> {
     let (latent, rope) = (On::new(device, &case.latent)?, On::new(device, &case.rope)?);
-    let slots = upload(device, bytemuck::cast_slice(&case.slots))?;
+    let slots = upload_all(device, &case.slots);
     let mut cache = upload(device, &case.cache)?;
     device.write_cache(
         latent.read()?,
@@ -283,11 +287,7 @@ fn a_fused_rotation_is_one_beforehand() {
         let aligned = rng.random_bool(0.5);
         let shape = [1, 50, width / 2];
         let slack = rng.random_range(0..3) * if aligned { 4 } else { 1 };
-        let table = Layout {
-            dtype: DType::F32,
-            shape,
-            strides: [0, width / 2 + slack, 1],
-        };
+        let table = strided(DType::F32, shape, [0, width / 2 + slack, 1]);
         let (mut cos, mut sin) = (Tensor::poison(table, 0), Tensor::poison(table, 0));
         let angle = |i: [usize; 3]| i[1] as f32 * 0.37f32.powi(i[2] as i32);
         cos.fill(|i, _| angle(i).cos());
@@ -302,8 +302,8 @@ fn a_fused_rotation_is_one_beforehand() {
             let (cos, sin) = (On::new(gpu, &cos)?, On::new(gpu, &sin)?);
             let (mut query, source) = (On::new(gpu, &query)?, On::new(gpu, &query)?);
             let mut elsewhere = On::new(gpu, &Tensor::poison(layout, 0))?;
-            let slots = upload(gpu, bytemuck::cast_slice(&case.slots))?;
-            let positions = upload(gpu, bytemuck::cast_slice(&positions))?;
+            let slots = upload_all(gpu, &case.slots);
+            let positions = upload_all(gpu, &positions);
             let rotary = Rotary::new(
                 indices::<Cuda, i64>(&positions, tokens)?,
                 [cos.read()?, sin.read()?],
@@ -470,9 +470,9 @@ fn run_expansion<D: Device>(
     expansion: Option<(&On<D>, &mut On<D>)>,
 ) -> Result<(Vec<u8>, Vec<u8>)> {
     let cache = upload(device, &case.cache)?;
-    let table = upload(device, bytemuck::cast_slice(&case.table))?;
-    let token_starts = upload(device, bytemuck::cast_slice(&case.token_starts))?;
-    let row_starts = upload(device, bytemuck::cast_slice(&case.row_starts))?;
+    let table = upload_all(device, &case.table);
+    let token_starts = upload_all(device, &case.token_starts);
+    let row_starts = upload_all(device, &case.row_starts);
     let (mut latent, mut rope) = (On::new(device, &case.latent)?, On::new(device, &case.rope)?);
     let segments = case.token_starts.len();
     let cache = cache_ref(D::bytes(&cache), case.layout)?;
@@ -549,11 +549,7 @@ fn batch_invariant_rows_are_expanded_alike() {
         let dtype = pick(rng, &[DType::BF16, DType::F16]);
         let page_size = pick(rng, &[64, 128, 192]);
         let layout = CacheLayout::contiguous(dims(512, 64), KvFormat::of(dtype), 1, page_size);
-        let weights = Layout {
-            dtype,
-            shape: [1, 512, 512],
-            strides: [512 * 512, 1, 512],
-        };
+        let weights = strided(dtype, [1, 512, 512], [512 * 512, 1, 512]);
         let weights = Tensor::random(rng, weights, 0);
         let segments = pick(rng, &[1, 2, 31, 32, 33, 40]);
         let lens: Vec<(usize, usize)> = (0..segments)
@@ -622,11 +618,7 @@ fn cached_rows_are_expanded_as_gathered_rows_are() {
             .collect();
         let case = gather_of(rng, layout, dtype, &lens, 0);
         let (rows, columns) = (case.rows(), 256 * rng.random_range(1..4));
-        let weights = Layout {
-            dtype,
-            shape: [1, 512, columns],
-            strides: [512 * columns, 1, 512],
-        };
+        let weights = strided(dtype, [1, 512, columns], [512 * columns, 1, 512]);
         let weights = Tensor::random(rng, weights, 0);
         let run = |alone| expanded(gpu, &case, &weights, alone);
         let (want, want_rope) = run(true);
@@ -638,12 +630,9 @@ fn cached_rows_are_expanded_as_gathered_rows_are() {
             None,
             "bits, seed {seed}"
         );
-        for (index, (got, want)) in got.values().iter().zip(want.values()).enumerate() {
-            assert!(
-                (got - want).abs() <= 0.02 + 0.01 * want.abs(),
-                "seed {seed}, element {index} of {rows} x {columns}: {got}, not {want}"
-            );
-        }
+        let what = format!("seed {seed}, {rows} x {columns}");
+        let near = |got: f32, want: f32| (got - want).abs() <= 0.02 + 0.01 * want.abs();
+        assert_close(&got.values(), &want.values(), near, &what);
     }
 }
 
@@ -775,16 +764,15 @@ fn random_merge(rng: &mut StdRng, dtype: DType) -> Merge {
 
 fn run_merge<D: Device>(device: &D, case: &Merge) -> Result<(Tensor, Vec<f32>)> {
     let (mut out, other) = (On::new(device, &case.out)?, On::new(device, &case.other)?);
-    let mut lse_buffer = upload(device, bytemuck::cast_slice(&case.lse))?;
-    let other_lse = upload(device, bytemuck::cast_slice(&case.other_lse))?;
+    let mut lse_buffer = upload_all(device, &case.lse);
+    let other_lse = upload_all(device, &case.other_lse);
     device.merge(
         out.write()?,
         lse_mut::<D>(&mut lse_buffer, case.lse_layout)?,
         other.read()?,
         lse(&other_lse, case.other_lse_layout)?,
     )?;
-    let merged = download(device, &lse_buffer)?;
-    Ok((out.host(device)?, bytemuck::pod_collect_to_vec(&merged)))
+    Ok((out.host(device)?, download_all(device, &lse_buffer)))
 }
 
 #[test]
@@ -793,23 +781,17 @@ fn merges_agree_with_the_cpu() {
     let (gpu, cpu) = (&*gpu(), Cpu::new());
     for dtype in DType::ALL.iter().copied() {
         // The error is a unit in the last place of numbers up to 2, plus the weights' own error.
-        let unit = match dtype {
-            DType::F32 => 1e-6,
-            DType::F16 => 2f32.powi(-10),
-            DType::BF16 => 2f32.powi(-7),
-        };
+        let unit = unit(dtype, 1e-6);
         for seed in 0..40 {
             let case = random_merge(&mut rng(seed), dtype);
             let ((got, got_lse), (want, want_lse)) = both!(gpu, cpu, run_merge(&case));
             let what = format!("{dtype}, seed {seed}, {}", case.out.layout);
-            for (i, (got, want)) in got_lse.iter().zip(&want_lse).enumerate() {
-                let close = got == want || (got - want).abs() <= 1e-6 * want.abs().max(1.0);
-                assert!(close, "lse {i}: {got} against {want}, {what}");
-            }
-            for (i, (got, want)) in got.values().into_iter().zip(want.values()).enumerate() {
-                let close = (got - want).abs() <= unit * want.abs().max(0.25);
-                assert!(close, "out {i}: {got} against {want}, {what}");
-            }
+            let near = |got: f32, want: f32| {
+                got == want || (got - want).abs() <= 1e-6 * want.abs().max(1.0)
+            };
+            assert_close(&got_lse, &want_lse, near, &format!("lse, {what}"));
+            let near = |got: f32, want: f32| (got - want).abs() <= unit * want.abs().max(0.25);
+            assert_close(&got.values(), &want.values(), near, &format!("out, {what}"));
         }
     }
 }
@@ -824,7 +806,7 @@ fn run_outputs<D: Device>(device: &D, case: &Merge, columns: usize) -> Result<Te
         value => value,
     });
     let (mut out, gate) = (On::new(device, &rows)?, On::new(device, &case.other)?);
-    let lse_buffer = upload(device, bytemuck::cast_slice(&case.lse))?;
+    let lse_buffer = upload_all(device, &case.lse);
     let [_, heads, _] = case.out.layout.shape;
     let sink = |head: usize| match head % 5 {
         0 => f32::INFINITY,
@@ -832,7 +814,7 @@ fn run_outputs<D: Device>(device: &D, case: &Merge, columns: usize) -> Result<Te
         _ => head as f32 / 4.0 - 3.0,
     };
     let sinks: Vec<f32> = (0..heads).map(sink).collect();
-    let sinks = upload(device, bytemuck::cast_slice(&sinks))?;
+    let sinks = upload_all(device, &sinks);
     let of_sinks = (
         ArrayRef::new(D::bytes(&sinks), heads)?,
         lse(&lse_buffer, case.lse_layout)?,
@@ -851,21 +833,17 @@ fn run_outputs<D: Device>(device: &D, case: &Merge, columns: usize) -> Result<Te
 fn scaled_outputs_agree_with_the_cpu() {
     let (gpu, cpu) = (&*gpu(), Cpu::new());
     for dtype in DType::ALL.iter().copied() {
-        let unit = match dtype {
-            DType::F32 => 1e-6,
-            DType::F16 => 2f32.powi(-10),
-            DType::BF16 => 2f32.powi(-7),
-        };
+        let unit = unit(dtype, 1e-6);
         for seed in 0..40 {
             let case = random_merge(&mut rng(seed), dtype);
             for columns in [0, 1, 2] {
                 let (got, want) = both!(gpu, cpu, run_outputs(&case, columns));
                 let what = format!("{dtype}, seed {seed}, gate {columns}, {}", case.out.layout);
-                for (i, (got, want)) in got.values().into_iter().zip(want.values()).enumerate() {
+                let near = |got: f32, want: f32| {
                     let close = (got - want).abs() <= unit * want.abs().max(0.25);
-                    let same = close || (got.is_nan() && want.is_nan());
-                    assert!(same, "out {i}: {got} against {want}, {what}");
-                }
+                    close || (got.is_nan() && want.is_nan())
+                };
+                assert_close(&got.values(), &want.values(), near, &what);
             }
         }
     }
@@ -901,7 +879,7 @@ fn run_convert<D: Device, C: LseConvention>(
     (from, from_layout): (&[f32], LseLayout),
     to_layout: LseLayout,
 ) -> Result<Vec<u8>> {
-    let from = upload(device, bytemuck::cast_slice(from))?;
+    let from = upload_all(device, from);
     let poison = vec![0xff; 4 * to_layout.heads * to_layout.row_stride];
     let mut to = upload(device, &poison)?;
     device.convert_lse(
@@ -966,17 +944,9 @@ fn copies_agree_with_the_cpu() {
         let shape = [0; 3].map(|_| pick(rng, &[1, 2, 7, 8, 16, 33, 64]));
         let (slack, multiple) = pick(rng, &[(0, 1), (5, 1), (16, 8)]);
         let order = pick(rng, &orders);
-        let to = Layout {
-            dtype,
-            shape,
-            strides: strides(rng, shape, order, slack, multiple),
-        };
+        let to = strided(dtype, shape, strides(rng, shape, order, slack, multiple));
         let order = pick(rng, &orders);
-        let mut from = Layout {
-            dtype,
-            shape,
-            strides: strides(rng, shape, order, slack, multiple),
-        };
+        let mut from = strided(dtype, shape, strides(rng, shape, order, slack, multiple));
         if rng.random_bool(0.3) {
             from.strides[rng.random_range(0..2)] = 0;
         }
@@ -999,7 +969,7 @@ fn run_scatter<D: Device>(
     to: &Tensor,
 ) -> Result<Vec<u8>> {
     let mut out = On::new(device, to)?;
-    let index = upload(device, bytemuck::cast_slice(places))?;
+    let index = upload_all(device, places);
     let index = ArrayRef::new(D::bytes(&index), places.len())?;
     device.scatter_rows(On::new(device, from)?.read()?, index, out.write()?)?;
     out.download(device)
@@ -1020,11 +990,7 @@ fn rows_are_scattered_as_on_the_cpu() {
         let tensor = |rng: &mut StdRng, rows| {
             let shape = [rows, heads, width];
             let strides = strides(rng, shape, order, slack, multiple);
-            let layout = Layout {
-                dtype,
-                shape,
-                strides,
-            };
+            let layout = strided(dtype, shape, strides);
             let shift = pick(rng, &[0, 0, 1, 4]);
             (layout, shift)
         };
@@ -1051,7 +1017,7 @@ fn run_dequantize<D: Device>(
 ) -> Result<Vec<u8>> {
     let mut out = On::new(device, to)?;
     let codes = upload(device, codes)?;
-    let on_device = upload(device, bytemuck::cast_slice(scales))?;
+    let on_device = upload_all(device, scales);
     let scales = ArrayRef::new(D::bytes(&on_device), scales.len())?;
     let blocks = Fp8Blocks::from_row(D::bytes(&codes), scales, shape, first_row)?;
     device.dequantize_blocks(blocks, out.write()?)?;
@@ -1077,11 +1043,7 @@ fn block_fp8_is_dequantised_as_on_the_cpu() {
             .map(|_| normal(rng) / 64.0)
             .collect();
         let stride = columns + pick(rng, &[0, 0, 3, 8]);
-        let layout = Layout {
-            dtype,
-            shape: [1, rows, columns],
-            strides: [rows * stride, stride, 1],
-        };
+        let layout = strided(dtype, [1, rows, columns], [rows * stride, stride, 1]);
         let shift = pick(rng, &[0, 0, 1, 4]);
         let to = Tensor::poison(layout, shift);
         let (matrix, place) = ((&codes[..], &scales[..]), ([rows, columns], first_row));
@@ -1120,30 +1082,18 @@ fn products_agree_with_the_cpu() {
             if repeat {
                 strides[0] = 0;
             }
-            Tensor::random(
-                rng,
-                Layout {
-                    dtype,
-                    shape,
-                    strides,
-                },
-                0,
-            )
+            Tensor::random(rng, strided(dtype, shape, strides), 0)
         };
         let a = tensor([batch, m, k], seed % 5 == 0);
         let b = tensor([batch, k, n], seed % 7 == 0);
         let c = tensor([batch, m, n], false);
         let (got, want) = both!(gpu, cpu, run_gemm([&a, &b, &c]));
-        let unit = match dtype {
-            DType::F32 => 2f32.powi(-18),
-            DType::F16 => 2f32.powi(-10),
-            DType::BF16 => 2f32.powi(-7),
-        };
+        let unit = unit(dtype, 2f32.powi(-18));
         let what = format!("seed {seed}: {} · {} = {}", a.layout, b.layout, c.layout);
-        for (i, (got, want)) in got.values().into_iter().zip(want.values()).enumerate() {
-            let close = (got - want).abs() <= unit * want.abs().max((k as f32).sqrt() / 4.0);
-            assert!(close, "{i}: {got} against {want}, {what}");
-        }
+        let near = |got: f32, want: f32| {
+            (got - want).abs() <= unit * want.abs().max((k as f32).sqrt() / 4.0)
+        };
+        assert_close(&got.values(), &want.values(), near, &what);
     }
 }
 
@@ -1180,7 +1130,7 @@ fn offsets_go_beyond_31_bits_of_elements() -> Result<()> {
     let latent = Tensor::random(rng, Layout::contiguous(DType::BF16, [4, 1, 512]), 0);
     let rope = Tensor::random(rng, Layout::contiguous(DType::BF16, [4, 1, 64]), 0);
     let (on_latent, on_rope) = (On::new(gpu, &latent)?, On::new(gpu, &rope)?);
-    let on_slots = upload(gpu, bytemuck::cast_slice(&slots))?;
+    let on_slots = upload_all(gpu, &slots);
     gpu.write_cache(
         on_latent.read()?,
         on_rope.read()?,
@@ -1193,8 +1143,8 @@ fn offsets_go_beyond_31_bits_of_elements() -> Result<()> {
     let table: Vec<i32> = read.iter().map(|slot| (slot / 64) as i32).collect();
     let token_starts: Vec<i32> = read.iter().map(|slot| (slot % 64) as i32).collect();
     let row_starts: Vec<i32> = (0..=read.len() as i32).collect();
-    let [table, token_starts, row_starts] = [table, token_starts, row_starts]
-        .map(|list| upload(gpu, bytemuck::cast_slice(&list)).unwrap());
+    let [table, token_starts, row_starts] =
+        [table, token_starts, row_starts].map(|list| upload_all(gpu, &list));
     let count = read.len();
     let out = |width| Tensor::poison(Layout::contiguous(DType::BF16, [count, 1, width]), 0);
     let (mut got_latent, mut got_rope) = (On::new(gpu, &out(512))?, On::new(gpu, &out(64))?);
@@ -1217,11 +1167,7 @@ fn offsets_go_beyond_31_bits_of_elements() -> Result<()> {
 
     // A tensor of two rows, far apart, views the same memory.
     let far = (1 << 31) + 4096;
-    let wide = Layout {
-        dtype: DType::BF16,
-        shape: [2, 1, 128],
-        strides: [far, 128, 1],
-    };
+    let wide = strided(DType::BF16, [2, 1, 128], [far, 128, 1]);
     let near = Layout::contiguous(DType::BF16, [2, 1, 128]);
     let source = Tensor::random(rng, near, 0);
     let on_source = On::new(gpu, &source)?;
@@ -1231,8 +1177,8 @@ fn offsets_go_beyond_31_bits_of_elements() -> Result<()> {
     assert_eq!(back.host(gpu)?.values(), source.values());
 
     let states = LseLayout::heads_first(1, 2);
-    let mut ours = upload(gpu, bytemuck::cast_slice(&[0.5f32, 0.5]))?;
-    let theirs = upload(gpu, bytemuck::cast_slice(&[0.5f32, 0.5]))?;
+    let mut ours = upload_all(gpu, &[0.5f32, 0.5]);
+    let theirs = upload_all(gpu, &[0.5f32, 0.5]);
     gpu.merge(
         TensorMut::new(cache.bytes_mut(), wide)?,
         lse_mut::<Cuda>(&mut ours, states)?,
@@ -1244,11 +1190,7 @@ fn offsets_go_beyond_31_bits_of_elements() -> Result<()> {
     assert_eq!(back.host(gpu)?.values(), source.values());
 
     // These rows of a write's source and of a gather's output have the same distance.
-    let wide = Layout {
-        dtype: DType::BF16,
-        shape: [2, 1, 512],
-        strides: [far, 512, 1],
-    };
+    let wide = strided(DType::BF16, [2, 1, 512], [far, 512, 1]);
     let near = Layout::contiguous(DType::BF16, [2, 1, 512]);
     let [source, poison] = [Tensor::random(rng, near, 0), Tensor::poison(near, 0)];
     let rope = Tensor::random(rng, Layout::contiguous(DType::BF16, [2, 1, 64]), 0);
@@ -1261,7 +1203,7 @@ fn offsets_go_beyond_31_bits_of_elements() -> Result<()> {
     put(&source)?;
     let layout = CacheLayout::contiguous(MlaDims::R1, KvFormat::BF16, 1, 64);
     let mut small = gpu.allocate(cache_bytes(&layout))?;
-    let slots = upload(gpu, bytemuck::cast_slice(&[3i64, 5]))?;
+    let slots = upload_all(gpu, &[3i64, 5]);
     gpu.write_cache(
         TensorRef::new(cache.bytes(), wide)?,
         on_rope.read()?,
@@ -1270,8 +1212,7 @@ fn offsets_go_beyond_31_bits_of_elements() -> Result<()> {
     )?;
     let to = TensorMut::new(cache.bytes_mut(), wide)?;
     gpu.copy(On::new(gpu, &poison)?.read()?, to)?;
-    let lists = [[0i32, 0, 0], [3, 5, 0], [0, 1, 2]]
-        .map(|list| upload(gpu, bytemuck::cast_slice(&list)).unwrap());
+    let lists = [[0i32, 0, 0], [3, 5, 0], [0, 1, 2]].map(|list| upload_all(gpu, &list));
     gpu.gather_cache(
         CacheRef::new(small.bytes(), layout)?,
         GatherRows::new(
@@ -1293,7 +1234,7 @@ fn offsets_go_beyond_31_bits_of_elements() -> Result<()> {
     let (heads, tokens) = (8, 2);
     let states: Vec<f32> = (0..heads * tokens).map(|_| normal(rng)).collect();
     let mut memory = gpu.allocate(4 * (far + heads))?;
-    let values = upload(gpu, bytemuck::cast_slice(&states))?;
+    let values = upload_all(gpu, &states);
     let near = Layout::contiguous(DType::F32, [tokens, 1, heads]);
     let wide = Layout {
         strides: [far, heads, 1],
@@ -1313,8 +1254,7 @@ fn offsets_go_beyond_31_bits_of_elements() -> Result<()> {
         LseRef::<Cuda, Base2TokensFirst>::new(memory.bytes(), apart)?,
         lse_mut::<Cuda>(&mut got, natural)?,
     )?;
-    let got = download(gpu, &got)?;
-    let got: &[f32] = bytemuck::cast_slice(&got);
+    let got: Vec<f32> = download_all(gpu, &got);
     for token in 0..tokens {
         for head in 0..heads {
             let want = states[token * heads + head] * std::f32::consts::LN_2;
@@ -1382,13 +1322,13 @@ impl Step {
         let pages: Vec<i32> = (0..8).collect();
         Ok(Self {
             inputs: [latent?, rope?, other?, weights?],
-            slots: upload(gpu, bytemuck::cast_slice(&slots))?,
-            states: upload(gpu, bytemuck::cast_slice(&states))?,
+            slots: upload_all(gpu, &slots),
+            states: upload_all(gpu, &states),
             cache: gpu.allocate(cache_bytes(&Self::CACHE))?,
             lists: [
-                upload(gpu, bytemuck::cast_slice(&pages))?,
-                upload(gpu, bytemuck::cast_slice(&[0i32]))?,
-                upload(gpu, bytemuck::cast_slice(&[0i32, Self::ROWS as i32]))?,
+                upload_all(gpu, &pages),
+                upload_all(gpu, &[0i32]),
+                upload_all(gpu, &[0i32, Self::ROWS as i32]),
             ],
             latent: empty([Self::ROWS, 1, 512])?,
             rope: empty([Self::ROWS, 1, 64])?,

@@ -14,20 +14,11 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
-use crate::common::{download, gpu, put, rng, upload};
-use crate::tensors::normal;
+use crate::common::{download, download_all, gpu, rng, upload, upload_all};
+use crate::tensors::{normal, normals, rotary_tables, view};
 
 const PAGE: usize = 64;
 const WIDTH: usize = 128;
-
-/// Draws numbers of a dtype, as bytes.
-fn numbers(rng: &mut StdRng, dtype: DType, count: usize) -> Vec<u8> {
-    let mut bytes = vec![0; count * dtype.bytes()];
-    for element in 0..count {
-        put(dtype, &mut bytes, element, normal(rng));
-    }
-    bytes
-}
 
 /// Requests, their pages, and all other data that both devices share.
 struct World {
@@ -77,8 +68,6 @@ impl World {
         }
         let tokens = starts[requests.len()] as usize;
         let columns = requests.iter().map(|(_, kv)| *kv).max().unwrap_or(0);
-        let angle = |i: usize| (i / 32) as f64 * 10_000f64.powf(-((i % 32) as f64) / 32.0);
-        let table = |f: fn(f64) -> f64| (0..columns * 32).map(|i| f(angle(i)) as f32).collect();
         Self {
             config,
             dtype,
@@ -90,14 +79,14 @@ impl World {
             lens: requests.iter().map(|(_, kv)| *kv as i32).collect(),
             starts,
             tables,
-            keys: numbers(&mut rng, dtype, slots.len() * WIDTH),
-            norm: [0; 2].map(|_: i32| numbers(&mut rng, DType::F32, WIDTH)),
-            queries: numbers(&mut rng, dtype, tokens * heads * WIDTH),
-            head_weights: numbers(&mut rng, DType::F32, tokens * heads),
+            keys: normals(&mut rng, dtype, slots.len() * WIDTH, 1.0),
+            norm: [0; 2].map(|_: i32| normals(&mut rng, DType::F32, WIDTH, 1.0)),
+            queries: normals(&mut rng, dtype, tokens * heads * WIDTH, 1.0),
+            head_weights: normals(&mut rng, DType::F32, tokens * heads, 1.0),
             slots,
             positions,
             query_positions,
-            tables_cos_sin: [table(f64::cos), table(f64::sin)],
+            tables_cos_sin: rotary_tables(columns, 32),
         }
     }
 
@@ -111,13 +100,11 @@ impl World {
         len: usize,
         [cos, sin]: [&'a D::Buffer; 2],
     ) -> Result<Rotary<'a, D>> {
-        let layout = Layout::contiguous(DType::F32, [1, self.columns, 32]);
+        let table = |buffer| view::<D>(buffer, DType::F32, [1, self.columns, 32]);
+        let positions = ArrayRef::new(D::bytes(positions), len)?;
         Ok(Rotary::new(
-            ArrayRef::new(D::bytes(positions), len)?,
-            [
-                TensorRef::new(D::bytes(cos), layout)?,
-                TensorRef::new(D::bytes(sin), layout)?,
-            ],
+            positions,
+            [table(cos)?, table(sin)?],
             self.config.rotary,
         ))
     }
@@ -127,24 +114,18 @@ impl World {
         let count = self.slots.len();
         let [keys, weight, bias] =
             [&self.keys, &self.norm[0], &self.norm[1]].map(|b| upload(device, b).unwrap());
-        let [slots, positions] = [&self.slots, &self.positions]
-            .map(|a| upload(device, bytemuck::cast_slice(a)).unwrap());
-        let tables =
-            [0, 1].map(|i| upload(device, bytemuck::cast_slice(&self.tables_cos_sin[i])).unwrap());
+        let [slots, positions] = [&self.slots, &self.positions].map(|a| upload_all(device, a));
+        let tables = [0, 1].map(|i| upload_all(device, &self.tables_cos_sin[i]));
         let mut cache = upload(
             device,
             &vec![0xff; self.layout.pages * self.layout.page_stride],
         )?;
-        let norm = Layout::contiguous(DType::F32, [1, 1, WIDTH]);
-        let keys_layout = Layout::contiguous(self.dtype, [count, 1, WIDTH]);
+        let norm = |buffer| view::<D>(buffer, DType::F32, [1, 1, WIDTH]);
         device.write_index_keys(
             &self.config,
             IndexKeys::new(
-                TensorRef::new(D::bytes(&keys), keys_layout)?,
-                [
-                    TensorRef::new(D::bytes(&weight), norm)?,
-                    TensorRef::new(D::bytes(&bias), norm)?,
-                ],
+                view::<D>(&keys, self.dtype, [count, 1, WIDTH])?,
+                [norm(&weight)?, norm(&bias)?],
                 ArrayRef::new(D::bytes(&slots), count)?,
                 IndexCacheMut::new(D::bytes_mut(&mut cache), self.layout)?,
             )
@@ -158,9 +139,8 @@ impl World {
         let (tokens, heads) = (self.tokens, self.heads());
         let [queries, head_weights] =
             [&self.queries, &self.head_weights].map(|b| upload(device, b).unwrap());
-        let positions = upload(device, bytemuck::cast_slice(&self.query_positions))?;
-        let tables =
-            [0, 1].map(|i| upload(device, bytemuck::cast_slice(&self.tables_cos_sin[i])).unwrap());
+        let positions = upload_all(device, &self.query_positions);
+        let tables = [0, 1].map(|i| upload_all(device, &self.tables_cos_sin[i]));
         let mut values = upload(device, &vec![0xff; tokens * heads * WIDTH])?;
         let mut weights = upload(device, &vec![0xff; tokens * heads * 4])?;
         let shape = [tokens, heads, WIDTH];
@@ -186,8 +166,8 @@ impl World {
         device: &D,
         work: impl FnOnce(&IndexRows<'_, D>) -> Result<R>,
     ) -> Result<R> {
-        let [lens, starts, tables] = [&self.lens, &self.starts, &self.tables]
-            .map(|a| upload(device, bytemuck::cast_slice(a)).unwrap());
+        let [lens, starts, tables] =
+            [&self.lens, &self.starts, &self.tables].map(|a| upload_all(device, a));
         let entries = ArrayRef::new(D::bytes(&tables), self.tables.len())?;
         work(&IndexRows::new(
             DecodeBatch::new(
@@ -225,13 +205,12 @@ impl World {
                 TensorMut::new(D::bytes_mut(&mut logits), layout)?,
             )
         })?;
-        let bytes = download(device, &logits)?;
-        Ok(bytemuck::pod_collect_to_vec(&bytes))
+        Ok(download_all(device, &logits))
     }
 
     fn lists<D: IndexDevice>(&self, device: &D, logits: &[f32]) -> Result<Vec<i32>> {
         let width = self.config.topk as usize;
-        let logits = upload(device, bytemuck::cast_slice(logits))?;
+        let logits = upload_all(device, logits);
         let mut lists = upload(device, &vec![0x55; self.tokens * width * 4])?;
         let layout = Layout::contiguous(DType::F32, [1, self.tokens, self.columns]);
         self.rows(device, |rows| {
@@ -245,8 +224,7 @@ impl World {
                 width,
             )
         })?;
-        let bytes = download(device, &lists)?;
-        Ok(bytemuck::pod_collect_to_vec(&bytes))
+        Ok(download_all(device, &lists))
     }
 
     /// Returns the number of positions that each token sees.

@@ -11,7 +11,7 @@ use mla_runtime::model::{DType, KvFormat, MlaDims};
 use mla_runtime::spec::{Capability, Problem, QueryFormat};
 use mla_runtime::tensor::{ArrayRef, BlockTable, CacheLayout, CacheRef, Layout};
 
-use crate::common::{gpu, upload};
+use crate::common::{gpu, upload, upload_all};
 use crate::tensors::{On, Tensor};
 
 const HEADS: usize = 16;
@@ -21,10 +21,6 @@ const PAGE: usize = 64;
 fn tensor(gpu: &Cuda, shape: [usize; 3]) -> On<Cuda> {
     let layout = Layout::contiguous(DType::BF16, shape);
     On::new(gpu, &Tensor::poison(layout, 0)).unwrap()
-}
-
-fn numbers(gpu: &Cuda, numbers: &[i32]) -> Buffer {
-    upload(gpu, bytemuck::cast_slice(numbers)).unwrap()
 }
 
 /// A kernel, and the GPUs of its machine code and of its PTX.
@@ -50,11 +46,11 @@ fn decode<B: DecodeBackend<Device = Cuda>>(
     let layout = CacheLayout::contiguous(dims, format, 1, PAGE);
     let cache = upload(gpu, &vec![0; layout.pages * layout.page_stride]).unwrap();
     let (table, lens, starts) = (
-        numbers(gpu, &[0]),
-        numbers(gpu, &[64]),
-        numbers(gpu, &[0, 1]),
+        upload_all(gpu, &[0i32]),
+        upload_all(gpu, &[64i32]),
+        upload_all(gpu, &[0i32, 1]),
     );
-    let slots = numbers(gpu, &vec![0; list.unwrap_or(0)]);
+    let slots = upload_all(gpu, &vec![0i32; list.unwrap_or(0)]);
     let batch = || {
         fn array(buffer: &Buffer, len: usize) -> ArrayRef<'_, Cuda, i32> {
             ArrayRef::new(buffer.bytes(), len).unwrap()
@@ -120,7 +116,7 @@ fn prefill<B: PrefillBackend<Device = Cuda>>(gpu: &Cuda) -> Vec<Loaded> {
         tensor(gpu, [TOKENS, HEADS, v]),
         tensor(gpu, [TOKENS, HEADS, v]),
     );
-    let starts = numbers(gpu, &[0, TOKENS as i32]);
+    let starts = upload_all(gpu, &[0, TOKENS as i32]);
     let graph = gpu
         .capture(|gpu| {
             let starts = || ArrayRef::new(starts.bytes(), 2);

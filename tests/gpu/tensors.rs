@@ -17,6 +17,39 @@ pub(crate) fn normal(rng: &mut StdRng) -> f32 {
     (-2.0 * u.ln()).sqrt() * (std::f32::consts::TAU * v).cos()
 }
 
+/// Draws normal numbers of a dtype, times `scale`, as bytes.
+#[cfg(feature = "sm90")]
+pub(crate) fn normals(rng: &mut StdRng, dtype: DType, count: usize, scale: f32) -> Vec<u8> {
+    let mut bytes = vec![0; count * dtype.bytes()];
+    for element in 0..count {
+        put(dtype, &mut bytes, element, normal(rng) * scale);
+    }
+    bytes
+}
+
+/// Returns the cosines and sines of a rotation of `pairs` pairs, for each position.
+#[cfg(feature = "sm90")]
+pub(crate) fn rotary_tables(positions: usize, pairs: usize) -> [Vec<f32>; 2] {
+    let angle = |at: usize| {
+        let frequency = 10_000f64.powf(-((at % pairs) as f64) / pairs as f64);
+        (at / pairs) as f64 * frequency
+    };
+    [f64::cos, f64::sin].map(|of: fn(f64) -> f64| {
+        let all = 0..positions * pairs;
+        all.map(|at| of(angle(at)) as f32).collect()
+    })
+}
+
+/// Views a buffer as a contiguous tensor.
+#[cfg(feature = "sm90")]
+pub(crate) fn view<D: Device>(
+    buffer: &D::Buffer,
+    dtype: DType,
+    shape: [usize; 3],
+) -> Result<TensorRef<'_, D>> {
+    TensorRef::new(D::bytes(buffer), Layout::contiguous(dtype, shape))
+}
+
 /// A tensor in host memory. Its first element lies `offset` bytes into the buffer, so that a
 /// device's view of it can have any misalignment.
 #[derive(Clone, Debug)]
@@ -175,14 +208,44 @@ pub(crate) fn strides(
     strides
 }
 
-/// Returns a layout `[tokens, heads, width]` with gaps, aligned for vector access or not.
-pub(crate) fn padded(rng: &mut StdRng, dtype: DType, shape: [usize; 3], aligned: bool) -> Layout {
-    let (slack, multiple) = if aligned { (24, 8) } else { (7, 1) };
+pub(crate) const fn strided(dtype: DType, shape: [usize; 3], strides: [usize; 3]) -> Layout {
     Layout {
         dtype,
         shape,
-        strides: strides(rng, shape, [0, 1, 2], slack, multiple),
+        strides,
     }
+}
+
+/// Returns the distance between neighbours of 1 in a 16-bit dtype, or `of_f32`.
+pub(crate) fn unit(dtype: DType, of_f32: f32) -> f32 {
+    match dtype {
+        DType::F32 => of_f32,
+        DType::F16 => 2f32.powi(-10),
+        DType::BF16 => 2f32.powi(-7),
+    }
+}
+
+/// Checks each number beside the expected one.
+pub(crate) fn assert_close(
+    got: &[f32],
+    want: &[f32],
+    close: impl Fn(f32, f32) -> bool,
+    what: &str,
+) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        assert!(close(*got, *want), "{i}: {got} against {want}, {what}");
+    }
+}
+
+/// Returns a layout `[tokens, heads, width]` with gaps, aligned for vector access or not.
+pub(crate) fn padded(rng: &mut StdRng, dtype: DType, shape: [usize; 3], aligned: bool) -> Layout {
+    let (slack, multiple) = if aligned { (24, 8) } else { (7, 1) };
+    strided(
+        dtype,
+        shape,
+        strides(rng, shape, [0, 1, 2], slack, multiple),
+    )
 }
 
 /// Draws one of `choices`.

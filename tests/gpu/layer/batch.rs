@@ -1,5 +1,7 @@
 //! A batch in host memory, and an engine's tensors for it on any device.
 
+use std::fmt::Debug;
+
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage};
@@ -16,6 +18,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
 use crate::common::{cache_bytes, cache_mut, download, get, put, rng, upload};
+use crate::tensors::{unit, view};
 
 #[path = "../../../mla-runtime/tests/layer/case.rs"]
 #[allow(dead_code, reason = "the tests on the CPU device use the rest")]
@@ -137,6 +140,15 @@ impl Batch {
         self.slots.len()
     }
 
+    /// Adds pages until the cache has room for any requests of up to `max_len` tokens.
+    pub(crate) fn enlarge_cache(&mut self, requests: usize, max_len: u32) {
+        let pages = requests * max_len.div_ceil(self.case.page_size) as usize + 3;
+        assert!(self.cache_layout.pages <= pages);
+        self.cache_layout.pages = pages;
+        self.cache
+            .resize(pages * self.cache_layout.page_stride, 0xff);
+    }
+
     /// Plans the step for a workspace of the case's layers.
     pub(crate) fn step<P, D>(&self, workspace: &Workspace<P, D>) -> Result<StepPlan>
     where
@@ -245,19 +257,22 @@ impl<D: Device> Engine<D> {
             dims.head.kv_b(),
         ]
         .map(|extent| extent as usize);
-        let layout = |shape: [usize; 3]| Layout::contiguous(problem.dtype, shape);
-        let weights = TensorRef::new(D::bytes(&self.weights), layout([1, heads * kv_b, latent]))?;
+        let of = |buffer, shape| view::<D>(buffer, problem.dtype, shape);
+        let weights = of(&self.weights, [1, heads * kv_b, latent])?;
         // SAFETY: the weights were uploaded with the batch, and nothing writes them again.
         let weights = unsafe { weights.assume_constant() };
         Ok(LayerCall::new(
             Weights::from_checkpoint(weights, &self.config)?,
-            TensorRef::new(D::bytes(&self.query), layout([tokens, heads, qk]))?,
+            of(&self.query, [tokens, heads, qk])?,
             [
-                TensorRef::new(D::bytes(&self.latent), layout([tokens, 1, latent]))?,
-                TensorRef::new(D::bytes(&self.rope), layout([tokens, 1, rope]))?,
+                of(&self.latent, [tokens, 1, latent])?,
+                of(&self.rope, [tokens, 1, rope])?,
             ],
             cache_mut(D::bytes_mut(&mut self.cache), self.cache_layout)?,
-            TensorMut::new(D::bytes_mut(&mut self.out), layout([tokens, heads, v]))?,
+            TensorMut::new(
+                D::bytes_mut(&mut self.out),
+                Layout::contiguous(problem.dtype, [tokens, heads, v]),
+            )?,
         )
         .with_lse(LseMut::new(
             D::bytes_mut(&mut self.lse),
@@ -320,10 +335,7 @@ impl Distance {
         // Both sides round queries, weights, values and outputs to u. A row then differs by about
         // u, and the worst of thousands by two to three times that. Each chunk's merge adds a
         // rounding.
-        let u = match case.dtype {
-            DType::F16 => 2f64.powi(-12),
-            _ => 2f64.powi(-9),
-        };
+        let u = f64::from(unit(case.dtype, 0.0)) / 4.0;
         let merges = (chunks as f64).sqrt();
         Self {
             worst: (5.0 + merges) * u,
@@ -338,6 +350,13 @@ impl Distance {
 }
 
 impl Outcome {
+    /// Checks that the bits of both outcomes are the same, whatever steps they come from.
+    pub(crate) fn is_that_of(&self, expected: &Self, what: impl Debug) {
+        assert!(self.cache == expected.cache, "the caches differ: {what:?}");
+        assert!(self.out == expected.out, "the outputs differ: {what:?}");
+        assert!(self.lse == expected.lse, "log-sum-exps differ: {what:?}");
+    }
+
     /// Computes the distance from `expected`. Rows that are NaN, or zero in only one of the
     /// results, are infinitely far away.
     pub(crate) fn distance(&self, expected: &Self, case: &Case) -> Distance {

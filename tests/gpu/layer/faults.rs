@@ -76,11 +76,7 @@ fn a_step_that_fails_anywhere_leaves_the_next_one_right() {
                 engine.load(gpu, &batch).unwrap();
                 step(&mut engine).unwrap();
                 let given = engine.outcome(gpu).unwrap();
-                assert!(
-                    (&given.out, &given.lse, &given.cache)
-                        == (&expected.out, &expected.lse, &expected.cache),
-                    "{operation:?} {failing} of {all}, {case:?}"
-                );
+                given.is_that_of(&expected, (operation, failing, &case));
                 if failing % 4 == 1 {
                     assert!(bystander.is_right(), "{operation:?} {failing} of {all}");
                 }
@@ -161,10 +157,6 @@ fn a_capture_or_replay_that_fails_leaves_the_next_one_right() {
         // SAFETY: everything that was captured lives, and the cache has the batch's pages.
         unsafe { graph.replay(&layer, &mut workspace, &step) }.unwrap();
         let given = engine.outcome(gpu).unwrap();
-        assert!(
-            given.out == expected.out && given.lse == expected.lse,
-            "upload {failing}"
-        );
-        assert!(given.cache == expected.cache, "upload {failing}");
+        given.is_that_of(&expected, ("upload", failing));
     }
 }

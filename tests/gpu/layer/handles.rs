@@ -1,23 +1,17 @@
 //! Tests of layers, workspaces and graphs of two streams of one GPU, which nothing orders.
 
-use mla_kernels::Cuda;
 use mla_kernels::decode_graph::{DecodeGraph, DecodeShape};
-use mla_runtime::Result;
 
 use super::batch::{Batch, Case, Engine};
 use super::replays::{MAX_LEN, decodes, limits};
 use super::{MIXED, gpu_layer};
-use crate::common::gpu;
-
-fn message(result: Result<()>) -> String {
-    result.unwrap_err().to_string()
-}
+use crate::common::{gpu, message, on_new_stream};
 
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn a_layer_refuses_another_stream_by_the_field() {
     let gpu = &*gpu();
-    let second = &Cuda::on_stream(gpu.stream().context().new_stream().unwrap()).unwrap();
+    let second = &on_new_stream(gpu);
     let case = Case::new(16, MIXED);
     let batch = Batch::new(&case);
     let (layer, their_layer) = (gpu_layer(gpu, &case), gpu_layer(second, &case));
@@ -62,7 +56,7 @@ fn a_layer_refuses_another_stream_by_the_field() {
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn a_captured_step_refuses_another_stream() {
     let gpu = &*gpu();
-    let second = &Cuda::on_stream(gpu.stream().context().new_stream().unwrap()).unwrap();
+    let second = &on_new_stream(gpu);
     let case = Case::new(16, &[]);
     let (layer, their_layer) = (gpu_layer(gpu, &case), gpu_layer(second, &case));
     let limits = limits(8, 1, 64);
@@ -70,7 +64,7 @@ fn a_captured_step_refuses_another_stream() {
     let batch = decodes(&case, 8, 1, 1);
     let mut engine = Engine::new(gpu, &batch).unwrap();
     let shape = DecodeShape::new(8, 1, MAX_LEN);
-    let refused = DecodeGraph::capture(&their_layer, &mut workspace, shape, |_| Ok(())).map(drop);
+    let refused = DecodeGraph::capture(&their_layer, &mut workspace, shape, |_| Ok(()));
     assert!(message(refused).starts_with("workspace: given memory of stream "));
     let mut graph = DecodeGraph::capture(&layer, &mut workspace, shape, |workspace| {
         engine.forward(&layer, workspace, shape.tokens())

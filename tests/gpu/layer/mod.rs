@@ -34,7 +34,7 @@ use mla_runtime::select::Registry;
 use rand::RngExt as _;
 
 use self::batch::{Batch, Case, Distance, Engine};
-use crate::common::{gpu, rng};
+use crate::common::{gpu, message, on_new_stream, rng};
 use crate::tensors::pick;
 
 /// Decodes, speculative decodes, extends and prefills, some of them ragged, and padding.
@@ -321,8 +321,7 @@ fn plan_equals_allocation() {
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn layers_and_streams_keep_apart() {
     let first = &*gpu();
-    let stream = first.stream().context().new_stream().unwrap();
-    let second = Cuda::on_stream(stream).unwrap();
+    let second = on_new_stream(first);
     let cases = [
         Case::new(16, MIXED),
         Case {
@@ -374,8 +373,7 @@ fn layers_and_streams_keep_apart() {
         let together = model.join().unwrap();
         let together = together.into_iter().chain([engine.join().unwrap()]);
         for (given, expected) in together.zip(&alone) {
-            assert!(given.out == expected.out && given.lse == expected.lse);
-            assert!(given.cache == expected.cache);
+            given.is_that_of(expected, &cases[0]);
         }
     });
 }
@@ -385,7 +383,7 @@ fn layers_and_streams_keep_apart() {
 fn limits_that_the_kernel_does_not_take_are_refused_by_a_plan() {
     let gpu = &*gpu();
     let layer = gpu_layer(gpu, &Case::new(16, &[]));
-    for (limits, message) in [
+    for (limits, expected) in [
         (
             StepLimits::new(1025, 1025, 4),
             "limits.requests: given 1025, accepted 1..=1024",
@@ -396,9 +394,7 @@ fn limits_that_the_kernel_does_not_take_are_refused_by_a_plan() {
              (max_pages * page_size)",
         ),
     ] {
-        let plan = layer.memory_plan(&limits, 1, 1).map(drop);
-        assert_eq!(plan.unwrap_err().to_string(), message);
-        let workspace = layer.workspace(&limits).map(drop);
-        assert_eq!(workspace.unwrap_err().to_string(), message);
+        assert_eq!(message(layer.memory_plan(&limits, 1, 1)), expected);
+        assert_eq!(message(layer.workspace(&limits)), expected);
     }
 }

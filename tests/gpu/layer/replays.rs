@@ -1,13 +1,12 @@
-//! Results that a captured step has to give, with any backends.
+//! Results that a captured step has to give.
 
-use mla_kernels::Cuda;
 use mla_kernels::decode_graph::{DecodeGraph, DecodeShape};
-use mla_runtime::backend::{DecodeStage, PrefillStage, StepLimits};
+use mla_runtime::backend::StepLimits;
 use mla_runtime::batch::Request;
-use mla_runtime::layer::MlaLayer;
 use mla_runtime::plan::slots::SKIPPED;
 use rand::RngExt as _;
 
+use super::GpuLayer;
 use super::batch::{Batch, Case, Engine};
 use crate::common::rng;
 
@@ -33,15 +32,8 @@ pub(crate) fn decodes(case: &Case, requests: usize, query_len: u32, seed: u64) -
         seed,
         ..case.clone()
     });
-    let max = largest(case, requests.max(40)) * batch.cache_layout.page_stride;
-    assert!(batch.cache.len() <= max);
-    batch.cache.resize(max, 0xff);
-    batch.cache_layout.pages = max / batch.cache_layout.page_stride;
+    batch.enlarge_cache(requests.max(40), MAX_LEN);
     batch
-}
-
-fn largest(case: &Case, requests: usize) -> usize {
-    requests * MAX_LEN.div_ceil(case.page_size) as usize + 3
 }
 
 /// Returns the batch with padding after it, up to `requests` requests.
@@ -64,11 +56,7 @@ pub(crate) fn padded(batch: &Batch, requests: usize, query_len: u32) -> Batch {
 }
 
 /// Captures steps of `query_len` tokens and replays them with other lengths, pages and slots.
-pub(crate) fn are_the_steps_run_at_once<P, D>(layer: &MlaLayer<P, D>, case: &Case, query_len: u32)
-where
-    P: PrefillStage<Device = Cuda>,
-    D: DecodeStage<Device = Cuda>,
-{
+pub(crate) fn are_the_steps_run_at_once(layer: &GpuLayer, case: &Case, query_len: u32) {
     let gpu = layer.device();
     let sizes = [1, 4, 24, 40];
     let max = sizes[3];
@@ -122,11 +110,7 @@ where
 }
 
 /// Captures the case's own step and replays it twice.
-pub(crate) fn are_the_mixed_step<P, D>(layer: &MlaLayer<P, D>, case: &Case)
-where
-    P: PrefillStage<Device = Cuda>,
-    D: DecodeStage<Device = Cuda>,
-{
+pub(crate) fn are_the_mixed_step(layer: &GpuLayer, case: &Case) {
     let gpu = layer.device();
     let batch = Batch::new(case);
     let mut workspace = layer.workspace(&case.limits()).unwrap();

@@ -2,45 +2,45 @@
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{DecodeStage, PrefillStage};
+use mla_runtime::device::Device;
 use mla_runtime::layer::{LayerCall, MlaLayer};
 use mla_runtime::model::{DType, KvFormat, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, Layout, Memory, Rotary, TensorMut, TensorRef};
 
 use super::batch::{Batch, Case, Engine, Outcome};
 use super::{GpuLayer, gpu_layer, prepared};
-use crate::common::{get, gpu, put, upload};
+use crate::common::{get, gpu, message, put, upload, upload_all};
+use crate::tensors::{rotary_tables, view};
 
 const POSITIONS: usize = 2000;
 
 /// The tables, and each token's position: its request's context plus its index among the new
 /// tokens.
 struct Tables {
-    cos: Vec<f32>,
-    sin: Vec<f32>,
+    cos_sin: [Vec<f32>; 2],
     positions: Vec<i64>,
     style: RotaryStyle,
 }
 
 impl Tables {
     fn new(batch: &Batch, style: RotaryStyle) -> Self {
-        let half = batch.case.dims.head.rope as usize / 2;
-        let angle = |at: usize| {
-            let frequency = 10000f64.powf(-((at % half) as f64) / half as f64);
-            (at / half) as f64 * frequency
-        };
         let positions = batch.requests.iter().flat_map(|request| {
             (0..request.q).map(|token| i64::from(request.kv.saturating_sub(request.q) + token))
         });
         Self {
-            cos: (0..POSITIONS * half)
-                .map(|at| angle(at).cos() as f32)
-                .collect(),
-            sin: (0..POSITIONS * half)
-                .map(|at| angle(at).sin() as f32)
-                .collect(),
+            cos_sin: rotary_tables(POSITIONS, batch.case.dims.head.rope as usize / 2),
             positions: positions.collect(),
             style,
         }
+    }
+
+    /// Returns the batch with rotated queries and keys.
+    fn turned(&self, batch: &Batch) -> Batch {
+        let (case, mut turned) = (&batch.case, batch.clone());
+        let (qk, rope) = (case.dims.head.qk() as usize, case.dims.head.rope as usize);
+        self.turn(case.dtype, &mut turned.query, case.heads as usize, qk, rope);
+        self.turn(case.dtype, &mut turned.rope, 1, rope, rope);
+        turned
     }
 
     /// Rotates the last columns of each of a token's rows of `width`.
@@ -55,14 +55,24 @@ impl Tables {
                 };
                 let at = |element| row * width + width - rope + element;
                 let (a, b) = (get(dtype, bytes, at(first)), get(dtype, bytes, at(second)));
-                let (cos, sin) = (
-                    self.cos[position * half + pair],
-                    self.sin[position * half + pair],
-                );
+                let [cos, sin] = self.cos_sin.each_ref().map(|it| it[position * half + pair]);
                 put(dtype, bytes, at(first), a * cos - b * sin);
                 put(dtype, bytes, at(second), b * cos + a * sin);
             }
         }
+    }
+
+    /// Uploads the cosines and sines.
+    fn on<D: Device>(&self, device: &D) -> [D::Buffer; 2] {
+        let tables = self.cos_sin.each_ref();
+        tables.map(|table| upload_all(device, table))
+    }
+
+    /// Returns a rotation by these tables, without positions.
+    fn rotary<'a, D: Device>(&self, [cos, sin]: &'a [D::Buffer; 2]) -> Rotary<'a, D> {
+        let shape = [1, POSITIONS, self.cos_sin[0].len() / POSITIONS];
+        let table = |buffer| view::<D>(buffer, DType::F32, shape).unwrap();
+        Rotary::new(None, [table(cos), table(sin)], self.style)
     }
 
     fn run<P, B>(&self, batch: &Batch, layer: &MlaLayer<P, B>) -> Outcome
@@ -71,61 +81,38 @@ impl Tables {
         B: DecodeStage<Device = P::Device>,
     {
         let device = layer.device();
-        let half = batch.case.dims.head.rope as usize / 2;
-        let upload = |bytes: &[u8]| upload(device, bytes).unwrap();
-        let cos = upload(bytemuck::cast_slice(&self.cos));
-        let sin = upload(bytemuck::cast_slice(&self.sin));
-        let positions = upload(bytemuck::cast_slice(&self.positions));
-        let table = Layout::contiguous(DType::F32, [1, POSITIONS, half]);
         let mut workspace = layer.workspace(&batch.case.limits()).unwrap();
         batch.prepare(layer, &mut workspace).unwrap();
         let mut engine = Engine::<P::Device>::new(device, batch).unwrap();
+        let positions = upload_all(device, &self.positions);
+        let positions = ArrayRef::new(P::Device::bytes(&positions), batch.tokens()).unwrap();
+        let tables = self.on(device);
+        let rotary = self.rotary::<P::Device>(&tables);
         let mut call = engine.call(batch.tokens()).unwrap();
-        call.rotary = Some(
-            Rotary::new(
-                None,
-                [
-                    TensorRef::new(P::Device::bytes(&cos), table).unwrap(),
-                    TensorRef::new(P::Device::bytes(&sin), table).unwrap(),
-                ],
-                self.style,
-            )
-            .with_positions(ArrayRef::new(P::Device::bytes(&positions), batch.tokens()).unwrap()),
-        );
+        call.rotary = Some(rotary.with_positions(positions));
         layer.forward(&mut workspace, call).unwrap();
         engine.outcome(device).unwrap()
     }
-}
 
-impl Tables {
     /// Runs a call that uses the step's positions.
     fn run_unrotated(&self, batch: &Batch, layer: &GpuLayer) -> Outcome {
         let device = layer.device();
         let (case, tokens) = (&batch.case, batch.tokens());
         let (heads, head) = (case.heads as usize, case.dims.head);
-        let [cos, sin] = [&self.cos, &self.sin]
-            .map(|table| upload(device, bytemuck::cast_slice(table)).unwrap());
-        let table = Layout::contiguous(DType::F32, [1, POSITIONS, head.rope as usize / 2]);
         let mut workspace = layer.workspace(&case.limits()).unwrap();
         batch.prepare(layer, &mut workspace).unwrap();
         let mut query = upload(device, &batch.query).unwrap();
         let mut rope = upload(device, &batch.rope).unwrap();
         let mut engine = Engine::new(device, batch).unwrap();
+        let of = |shape| Layout::contiguous(case.dtype, shape);
+        let tables = self.on(device);
         let call = engine.call(tokens).unwrap();
-        let view = |shape| Layout::contiguous(case.dtype, shape);
         let call = LayerCall::unrotated(
             call.weights,
-            TensorMut::new(query.bytes_mut(), view([tokens, heads, head.qk() as usize])).unwrap(),
+            TensorMut::new(query.bytes_mut(), of([tokens, heads, head.qk() as usize])).unwrap(),
             call.latent,
-            TensorMut::new(rope.bytes_mut(), view([tokens, 1, head.rope as usize])).unwrap(),
-            Rotary::new(
-                None,
-                [
-                    TensorRef::new(cos.bytes(), table).unwrap(),
-                    TensorRef::new(sin.bytes(), table).unwrap(),
-                ],
-                self.style,
-            ),
+            TensorMut::new(rope.bytes_mut(), of([tokens, 1, head.rope as usize])).unwrap(),
+            self.rotary(&tables),
             call.cache,
             call.out,
         )
@@ -154,25 +141,14 @@ fn a_rotating_cache_write_is_a_rotation_beforehand() {
         };
         let batch = Batch::new(&case);
         let tables = Tables::new(&batch, style);
-        let mut turned = batch.clone();
-        let (qk, rope) = (case.dims.head.qk() as usize, case.dims.head.rope as usize);
-        tables.turn(case.dtype, &mut turned.query, case.heads as usize, qk, rope);
-        tables.turn(case.dtype, &mut turned.rope, 1, rope, rope);
-
+        let turned = tables.turned(&batch);
         let layer = gpu_layer(gpu, &case);
-        let (given, expected) = (tables.run(&batch, &layer), turned.run(&layer).unwrap());
-        assert!(
-            given.cache == expected.cache && given.out == expected.out,
-            "{style:?} {case:?}"
-        );
-        assert!(given.lse == expected.lse);
+        let given = tables.run(&batch, &layer);
+        given.is_that_of(&turned.run(&layer).unwrap(), &case);
         let cpu: MlaLayer<CpuPrefill, CpuDecode> =
             MlaLayer::of(&Cpu::new(), &case.config()).unwrap();
-        let (on_cpu, expected) = (tables.run(&batch, &cpu), turned.run(&cpu).unwrap());
-        assert!(
-            on_cpu.cache == expected.cache && on_cpu.out == expected.out,
-            "{style:?} {case:?}"
-        );
+        let on_cpu = tables.run(&batch, &cpu);
+        on_cpu.is_that_of(&turned.run(&cpu).unwrap(), &case);
         assert!(on_cpu.cache == given.cache);
     }
 }
@@ -190,17 +166,11 @@ fn any_step_is_rotated_as_beforehand() {
         let case = Case::new(heads, requests);
         let batch = Batch::new(&case);
         let tables = Tables::new(&batch, style);
-        let mut turned = batch.clone();
-        let (qk, rope) = (case.dims.head.qk() as usize, case.dims.head.rope as usize);
-        tables.turn(case.dtype, &mut turned.query, heads as usize, qk, rope);
-        tables.turn(case.dtype, &mut turned.rope, 1, rope, rope);
         let layer = gpu_layer(gpu, &case);
-        let (given, expected) = (
-            tables.run_unrotated(&batch, &layer),
-            turned.run(&layer).unwrap(),
-        );
-        let same = given.cache == expected.cache && given.out == expected.out;
-        assert!(same && given.lse == expected.lse, "{style:?} {case:?}");
+        let expected = tables.turned(&batch).run(&layer).unwrap();
+        tables
+            .run_unrotated(&batch, &layer)
+            .is_that_of(&expected, &case);
     }
 }
 
@@ -218,7 +188,7 @@ fn a_rotation_with_prefills_is_refused() {
         Rotary::new(None, [view, view], RotaryStyle::Halves)
             .with_positions(ArrayRef::new(positions.bytes(), batch.tokens()).unwrap()),
     );
-    let error = layer.forward(&mut workspace, call).unwrap_err().to_string();
+    let error = message(layer.forward(&mut workspace, call));
     assert!(
         error.starts_with("rotary: given with 30 tokens on the expanded path, accepted none"),
         "{error}"

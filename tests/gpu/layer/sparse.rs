@@ -13,13 +13,13 @@ use mla_runtime::indexer::{
 };
 use mla_runtime::layer::{MlaLayer, Workspace};
 use mla_runtime::model::{DType, HeadDims, IndexerConfig, KvFormat, MlaDims, RotaryStyle};
-use mla_runtime::tensor::{ArrayRef, Layout, Memory, Rotary, TensorRef};
+use mla_runtime::tensor::{ArrayRef, Memory, Rotary, TensorRef};
 use rand::RngExt as _;
 
 use super::batch::{Batch, Case, Engine, Outcome};
 use super::replays::padded;
-use crate::common::{download, get, gpu, put, rng, upload};
-use crate::tensors::normal;
+use crate::common::{download, get, gpu, rng, upload, upload_all};
+use crate::tensors::{normals, rotary_tables, view};
 
 const RANK: usize = 192;
 const WIDTH: usize = 128;
@@ -52,12 +52,7 @@ fn models() -> [(Case, IndexerConfig); 2] {
 }
 
 fn numbers(seed: u64, elements: usize, max: f32) -> Vec<u8> {
-    let mut rng = rng(seed);
-    let mut bytes = vec![0; elements * 2];
-    for element in 0..elements {
-        put(DType::BF16, &mut bytes, element, normal(&mut rng) * max);
-    }
-    bytes
+    normals(&mut rng(seed), DType::BF16, elements, max)
 }
 
 /// Inputs of a layer's indexer, in host memory.
@@ -69,7 +64,7 @@ struct IndexBatch {
     keys: Vec<u8>,
     norm: [Vec<u8>; 2],
     head_weights: Vec<u8>,
-    tables: [Vec<u8>; 2],
+    tables: [Vec<f32>; 2],
     layout: IndexCacheLayout,
     cache: Vec<u8>,
 }
@@ -80,12 +75,6 @@ impl IndexBatch {
     fn new(batch: &Batch, config: IndexerConfig) -> Result<Self> {
         let (case, tokens, seed) = (&batch.case, batch.tokens(), batch.case.seed + 100);
         let heads = config.heads as usize;
-        let angle =
-            |i: usize| (i / PAIRS) as f64 * 10_000f64.powf(-((i % PAIRS) as f64) / PAIRS as f64);
-        let table = |f: fn(f64) -> f64| -> Vec<u8> {
-            let values = (0..POSITIONS * PAIRS).map(|i| (f(angle(i)) as f32).to_le_bytes());
-            values.flatten().collect()
-        };
         let page = case.page_size as usize;
         let layout = IndexCacheLayout::contiguous(&config, batch.cache_layout.pages, page);
         let mut own = Self {
@@ -95,7 +84,7 @@ impl IndexBatch {
             keys: numbers(seed + 2, tokens * WIDTH, 1.0),
             norm: [numbers(seed + 3, WIDTH, 1.0), numbers(seed + 4, WIDTH, 0.1)],
             head_weights: numbers(seed + 5, tokens * heads, 1.0),
-            tables: [table(f64::cos), table(f64::sin)],
+            tables: rotary_tables(POSITIONS, PAIRS),
             layout,
             cache: vec![0xff; layout.pages * layout.page_stride],
         };
@@ -126,23 +115,14 @@ impl IndexBatch {
         let keys = upload(&cpu, &keys)?;
         let mut engine = IndexEngine::new(&cpu, self)?;
         {
-            let layout = Layout::contiguous(DType::F32, [1, POSITIONS, PAIRS]);
-            let rotary = Rotary::new(
-                ArrayRef::from_slice(&positions),
-                [
-                    TensorRef::new(Cpu::bytes(&engine.tables[0]), layout)?,
-                    TensorRef::new(Cpu::bytes(&engine.tables[1]), layout)?,
-                ],
-                self.config.rotary,
-            );
+            let positions = ArrayRef::from_slice(&positions);
+            let rotary =
+                rotary::<Cpu>(&engine.tables, self.config.rotary)?.with_positions(positions);
             cpu.write_index_keys(
                 &self.config,
                 IndexKeys::new(
-                    TensorRef::new(
-                        Cpu::bytes(&keys),
-                        Layout::contiguous(DType::BF16, [count, 1, WIDTH]),
-                    )?,
-                    norm(&engine.norm)?,
+                    view::<Cpu>(&keys, DType::BF16, [count, 1, WIDTH])?,
+                    norm::<Cpu>(&engine.norm)?,
                     ArrayRef::from_slice(&slots),
                     IndexCacheMut::new(Cpu::bytes_mut(&mut engine.cache), self.layout)?,
                 )
@@ -155,11 +135,13 @@ impl IndexBatch {
 }
 
 fn norm<D: Device>([weight, bias]: &[D::Buffer; 2]) -> Result<[TensorRef<'_, D>; 2]> {
-    let layout = Layout::contiguous(DType::BF16, [1, 1, WIDTH]);
-    Ok([
-        TensorRef::new(D::bytes(weight), layout)?,
-        TensorRef::new(D::bytes(bias), layout)?,
-    ])
+    let of = |buffer| view::<D>(buffer, DType::BF16, [1, 1, WIDTH]);
+    Ok([of(weight)?, of(bias)?])
+}
+
+fn rotary<D: Device>([cos, sin]: &[D::Buffer; 2], style: RotaryStyle) -> Result<Rotary<'_, D>> {
+    let table = |buffer| view::<D>(buffer, DType::F32, [1, POSITIONS, PAIRS]);
+    Ok(Rotary::new(None, [table(cos)?, table(sin)?], style))
 }
 
 /// The tensors of an [`IndexBatch`] on a device.
@@ -186,7 +168,10 @@ impl<D: IndexDevice> IndexEngine<D> {
             keys: up(&batch.keys)?,
             norm: [up(&batch.norm[0])?, up(&batch.norm[1])?],
             head_weights: up(&batch.head_weights)?,
-            tables: [up(&batch.tables[0])?, up(&batch.tables[1])?],
+            tables: batch
+                .tables
+                .each_ref()
+                .map(|table| upload_all(device, table)),
             cache: up(&batch.cache)?,
         })
     }
@@ -207,30 +192,19 @@ impl<D: IndexDevice> IndexEngine<D> {
     }
 
     fn call(&mut self, tokens: usize) -> Result<IndexCall<'_, D>> {
-        let layout = |shape| Layout::contiguous(DType::BF16, shape);
-        let table = Layout::contiguous(DType::F32, [1, POSITIONS, PAIRS]);
-        let columns = self.heads * WIDTH;
+        let of = |buffer, shape| view::<D>(buffer, DType::BF16, shape);
+        let rotary = rotary::<D>(&self.tables, RotaryStyle::Interleaved)?;
         Ok(IndexCall::new(
             [
-                TensorRef::new(D::bytes(&self.latent), layout([tokens, 1, RANK]))?,
-                TensorRef::new(D::bytes(&self.weights), layout([1, RANK, columns]))?,
+                of(&self.latent, [tokens, 1, RANK])?,
+                of(&self.weights, [1, RANK, self.heads * WIDTH])?,
             ],
-            TensorRef::new(D::bytes(&self.keys), layout([tokens, 1, WIDTH]))?,
-            norm(&self.norm)?,
-            TensorRef::new(
-                D::bytes(&self.head_weights),
-                layout([tokens, 1, self.heads]),
-            )?,
+            of(&self.keys, [tokens, 1, WIDTH])?,
+            norm::<D>(&self.norm)?,
+            of(&self.head_weights, [tokens, 1, self.heads])?,
             IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,
         )
-        .with_rotary(Rotary::new(
-            None,
-            [
-                TensorRef::new(D::bytes(&self.tables[0]), table)?,
-                TensorRef::new(D::bytes(&self.tables[1]), table)?,
-            ],
-            RotaryStyle::Interleaved,
-        )))
+        .with_rotary(rotary))
     }
 }
 
@@ -464,11 +438,7 @@ fn decodes(case: &Case, requests: usize, query_len: u32, seed: u64) -> [Batch; 2
         ..case.clone()
     });
     for batch in &mut pair {
-        let pages = 12 * MAX_LEN.div_ceil(case.page_size) as usize + 3;
-        batch
-            .cache
-            .resize(pages * batch.cache_layout.page_stride, 0xff);
-        batch.cache_layout.pages = pages;
+        batch.enlarge_cache(12, MAX_LEN);
     }
     pair
 }
