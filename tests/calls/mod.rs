@@ -36,6 +36,16 @@ pub(crate) const fn dims_of(latent: u32, rope: u32) -> MlaDims {
     MlaDims::new(latent, MlaDims::R1.head.with_rope(rope))
 }
 
+/// The widths that Hopper's prefill takes: of keys without and with rotary embedding, and of values.
+pub(crate) const PREFILL_DIMS: [[i32; 3]; 6] = [
+    [128, 64, 128],
+    [192, 64, 256],
+    [192, 64, 128],
+    [64, 64, 128],
+    [256, 0, 256],
+    [64, 32, 64],
+];
+
 /// Returns a cache's scale, which is 1 if its format has none.
 fn cache_scale(rows: KvFormat) -> f32 {
     if rows.has_tensor_scale() { 0.3 } else { 1.0 }

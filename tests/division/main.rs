@@ -3,6 +3,9 @@
 
 #![cfg(feature = "sm90")]
 
+#[path = "../calls/mod.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod calls;
 mod decode;
 mod prefill;
 mod refusals;

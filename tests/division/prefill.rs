@@ -7,6 +7,7 @@ use mla_kernels::raw::{self, MlaPrefillParams, MlaPrefillWorkItem};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
+use super::calls::PREFILL_DIMS as DIMS;
 use super::{checked, listed};
 
 const QUERIES: usize = 128;
@@ -19,15 +20,6 @@ const COMBINE_ROWS: f64 = 1.5;
 /// the lengths.
 const WORTHWHILE: f64 = 0.95;
 const ASK_ITEM: f64 = 0.034;
-
-const DIMS: [[i32; 3]; 6] = [
-    [128, 64, 128],
-    [192, 64, 256],
-    [192, 64, 128],
-    [64, 64, 128],
-    [256, 0, 256],
-    [64, 32, 64],
-];
 
 #[derive(Clone, Debug)]
 struct Batch {

@@ -1,16 +1,13 @@
 //! Tests of refusals by Hopper's raw launches that need only the host's numbers and no device. They
 //! try each field with a bad value, and sizes and strides whose products exceed 64 bits.
 
-#[path = "../calls/mod.rs"]
-#[allow(dead_code, reason = "other tests use the rest")]
-mod calls;
 #[path = "../gpu/refusals.rs"]
 mod wrong_fields;
 
 use mla_kernels::raw::{self, MlaDecodeParams, MlaPrefillParams};
 use mla_runtime::model::{DType, KvFormat, MlaDims};
 
-use super::checked;
+use super::{calls, checked};
 use wrong_fields::{WrongField, each_is_refused};
 
 /// An address that no call here reads.

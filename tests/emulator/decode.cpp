@@ -219,17 +219,9 @@ int main(int argc, char** argv) {
     check_roles<H>(nan, seed);
     nan.format = e4m3;
     check<B, 512, e4m3, 1, 1, 32>(nan, seed);
-    Case drafts = {"drafts that see each other",
-                   5,
-                   {1, 4, 0, 3},
-                   {70, 133, 9, 3},
-                   512,
-                   64,
-                   16,
-                   plain,
-                   false,
-                   false,
-                   8.f};
+    Case drafts = {"drafts that see each other", 5, {1, 4, 0, 3}, {70, 133, 9, 3}};
+    drafts.causal = false;
+    drafts.spread = 8.f;
     check<B, 512, plain, 1, 1, 16>(drafts, seed);
     check<H, 512, plain, 2, 2, 16>(drafts, seed);
     check_roles<H>(drafts, seed);
@@ -249,19 +241,12 @@ int main(int argc, char** argv) {
     check<B, 512, plain, 2, 2, 16>({"64 rows", 61, {1, 1}, {80, 17}}, seed);
     check_roles<B>({"one token", 64, {1}, {40}}, seed);
     check_roles<H>({"many tiles", 64, {1}, {330}}, seed, kLarge, 2);
-    for (int page : {16, 48, 64})
-        check_roles<B>({"ragged, pages of " + std::to_string(page),
-                        20,
-                        {1, 3, 0, 1},
-                        {70, 233, 9, 0},
-                        512,
-                        64,
-                        page,
-                        plain,
-                        false,
-                        true,
-                        8.f},
-                       seed, page == 48 ? kMiddle : kLarge, 4);
+    Case pages = {"ragged, other pages", 20, {1, 3, 0, 1}, {70, 233, 9, 0}};
+    pages.spread = 8.f;
+    for (int page : {16, 48, 64}) {
+        pages.page = page;
+        check_roles<B>(pages, seed, page == 48 ? kMiddle : kLarge, 4);
+    }
     check_roles<B>({"sparse", 64, {1, 1}, {150, 33}, 512, 64, 48, plain, true, false}, seed);
     check_roles<B>({"sparse, no rope", 64, {1, 1}, {150, 33}, 512, 0, 48, plain, true, false},
                    seed);

@@ -73,10 +73,7 @@ fn a_graph_of_another_stream_is_refused() {
     let gpu = &*gpu();
     let second = on_new_stream(gpu);
     let mut buffer = gpu.allocate(64).unwrap();
-    let layout = Layout::contiguous(DType::F32, [1, 1, 16]);
-    let graph = gpu
-        .capture(|gpu| gpu.clear(TensorMut::new(buffer.bytes_mut(), layout)?))
-        .unwrap();
+    let graph = gpu.capture(|gpu| gpu.clear(write(&mut buffer))).unwrap();
     assert_eq!(gpu.loaded_kernels(&graph).unwrap().len(), 1);
     let refused = message(second.loaded_kernels(&graph));
     assert!(
@@ -111,7 +108,6 @@ fn a_capture_leaves_the_order_of_other_threads() {
     let context = gpu.stream().context();
     let [first, second] = [(); 2].map(|()| context.new_stream().unwrap());
     let mut buffer = gpu.allocate(64).unwrap();
-    let layout = Layout::contiguous(DType::F32, [1, 1, 16]);
     let graph = gpu.capture(|gpu| {
         assert!(context.is_event_tracking());
         // A thread without a capture writes a slice on one stream and reads it on another.
@@ -125,7 +121,7 @@ fn a_capture_leaves_the_order_of_other_threads() {
             reader.join().unwrap()
         });
         assert!(ordered, "read before it was written");
-        gpu.clear(TensorMut::new(buffer.bytes_mut(), layout)?)
+        gpu.clear(write(&mut buffer))
     });
     graph.unwrap();
 }
@@ -135,13 +131,11 @@ fn a_capture_leaves_the_order_of_other_threads() {
 fn another_threads_work_does_not_enter_a_capture() {
     let gpu = &*gpu();
     let [mut own, mut theirs] = [(); 2].map(|()| upload(gpu, &[7; 64]).unwrap());
-    let layout = Layout::contiguous(DType::F32, [1, 1, 16]);
     let graph = gpu.capture(|gpu| {
         let refused = thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                let to = TensorMut::new(theirs.bytes_mut(), layout).unwrap();
                 [
-                    message(gpu.clear(to)),
+                    message(gpu.clear(write(&mut theirs))),
                     message(gpu.synchronize()),
                     message(gpu.capture(|_| Ok(()))),
                 ]
@@ -152,7 +146,7 @@ fn another_threads_work_does_not_enter_a_capture() {
             let expected = "stream: given one that another thread captures a graph from";
             assert!(refused.starts_with(expected), "{refused}");
         }
-        gpu.clear(TensorMut::new(own.bytes_mut(), layout)?)
+        gpu.clear(write(&mut own))
     });
     // SAFETY: the buffers live, and only this stream uses them.
     unsafe { graph.unwrap().replay() }.unwrap();
@@ -312,10 +306,9 @@ fn memory_that_cannot_be_waited_for_stays() {
     let gpu = &*gpu();
     let (mut buffer, other) = (gpu.allocate(64).unwrap(), gpu.allocate(64).unwrap());
     let before = gpu.allocated_bytes();
-    let layout = Layout::contiguous(DType::F32, [1, 1, 16]);
     let graph = gpu.capture(|gpu| {
         drop(other);
-        gpu.clear(TensorMut::new(buffer.bytes_mut(), layout)?)
+        gpu.clear(write(&mut buffer))
     });
     // The drop has not invalidated the capture.
     let graph = graph.unwrap();

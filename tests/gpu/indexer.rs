@@ -348,8 +348,9 @@ fn any_number_of_query_tokens_agrees_with_the_cpu_device() -> Result<()> {
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored indexer"]
 fn lists_of_clustered_and_special_logits_are_exact() -> Result<()> {
     let gpu = gpu();
-    // Some rows fit one CTA, some fit a cluster, and some do not.
-    let several: &[(usize, usize)] = &[
+    // Some rows fit one CTA, some fit a cluster, and some do not. Clusters of eight, four and three
+    // keep rows in registers; there are rows around their limits.
+    let several = [
         (1, 2047),
         (1, 2048),
         (1, 2049),
@@ -357,23 +358,13 @@ fn lists_of_clustered_and_special_logits_are_exact() -> Result<()> {
         (2, 9000),
         (1, 200_000),
     ];
-    let many = vec![(1, 3000); 140];
-    for requests in [several, &[(1, 200_000)], &[(2, 40_000)], &many] {
-        for kind in 0..KINDS {
-            check_lists(&gpu, 2048, requests, kind)?;
-        }
-    }
-    Ok(())
-}
-
-#[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored indexer"]
-fn lists_of_few_long_rows_are_exact() -> Result<()> {
-    let gpu = gpu();
-    // Clusters of eight, four and three keep rows in registers. These are rows around their limits.
-    let eight: &[(usize, usize)] = &[(1, 131_072), (2, 50_000), (1, 2049), (1, 9000), (1, 33_000)];
-    let sized: [&[(usize, usize)]; 8] = [
-        eight,
+    let eight = [(1, 131_072), (2, 50_000), (1, 2049), (1, 9000), (1, 33_000)];
+    let sized: [&[(usize, usize)]; 12] = [
+        &several,
+        &[(1, 200_000)],
+        &[(2, 40_000)],
+        &[(1, 3000); 140],
+        &eight,
         &[(15, 32_900), (1, 70_001)],
         &[(30, 32_900), (1, 70_001)],
         &[(39, 32_900), (1, 70_001)],

@@ -5,19 +5,9 @@ use std::ptr::null_mut;
 use mla_kernels::raw::MlaPrefillParams;
 use mla_runtime::model::DType;
 
-use super::calls::prefill;
+use super::calls::{PREFILL_DIMS, prefill};
 use super::runtime::MULTIPROCESSORS;
 use super::{Held, Recorded, address};
-
-/// Widths of keys without rotary embedding, of the rotary part, and of values.
-const DIMS: [[i32; 3]; 6] = [
-    [128, 64, 128],
-    [192, 64, 256],
-    [192, 64, 128],
-    [64, 64, 128],
-    [256, 0, 256],
-    [64, 32, 64],
-];
 
 /// A batch of requests of different lengths.
 fn params(dims: [i32; 3], dtype: DType) -> MlaPrefillParams {
@@ -72,7 +62,7 @@ fn batches(usual: MlaPrefillParams) -> [MlaPrefillParams; 5] {
 
 /// These batches of every row and dtype.
 fn all() -> impl Iterator<Item = MlaPrefillParams> {
-    let usual = DIMS
+    let usual = PREFILL_DIMS
         .into_iter()
         .flat_map(|dims| [DType::BF16, DType::F16].map(|dtype| params(dims, dtype)));
     usual.flat_map(batches)

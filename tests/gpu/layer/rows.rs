@@ -1,18 +1,14 @@
-//! Tests of rows in an engine's own order, weights in other forms, and drafts that see each other,
-//! on a GPU.
+//! Tests of rows in an engine's own order, and of drafts that see each other, on a GPU.
 
 use mla_kernels::Cuda;
-use mla_runtime::device::{Device as _, Fp8Blocks};
-use mla_runtime::layer::OwnedWeights;
 use mla_runtime::model::{DType, KvFormat};
 use mla_runtime::plan::slots::SKIPPED;
-use mla_runtime::tensor::{ArrayRef, Layout, Memory as _, TensorMut, TensorRef};
 use rand::RngExt as _;
 use rand::seq::SliceRandom as _;
 
 use super::batch::{Batch, Case, Engine, Outcome};
 use super::{GpuLayer, MIXED, check, gpu_layer};
-use crate::common::{download, gpu, rng, upload};
+use crate::common::{gpu, rng};
 
 /// Moves rows of `bytes` bytes each to their places among `rows` rows of bytes 0xff.
 fn spread(packed: &[u8], bytes: usize, places: &[usize], rows: usize) -> Vec<u8> {
@@ -110,75 +106,5 @@ fn drafts_that_see_each_other_agree_with_the_cpu() {
             };
             check(gpu, &case);
         }
-    }
-}
-
-#[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
-fn weights_of_every_form_are_those_of_the_plain_matrix() {
-    let gpu = &*gpu();
-    let case = Case::new(5, MIXED);
-    let batch = Batch::new(&case);
-    let config = case.config();
-    let [latent, nope, v] =
-        [case.dims.latent, case.dims.head.nope, case.dims.head.v].map(|extent| extent as usize);
-    let (width, row) = (nope + v, latent * case.dtype.bytes());
-    // The keys of each head are transposed.
-    let element = |head: usize, output: usize, input: usize| {
-        let at = (head * width + output) * row + input * case.dtype.bytes();
-        batch.weights[at..at + case.dtype.bytes()].to_vec()
-    };
-    let k_b: Vec<u8> = (0..5 * latent * nope)
-        .flat_map(|at| element(at / (latent * nope), at % nope, at / nope % latent))
-        .collect();
-    let v_b: Vec<u8> = (0..5 * v * latent)
-        .flat_map(|at| element(at / (v * latent), nope + at / latent % v, at % latent))
-        .collect();
-    let [k_b, v_b] = [k_b, v_b].map(|bytes| upload(gpu, &bytes).unwrap());
-    let tensor = |buffer, shape| {
-        let layout = Layout::contiguous(case.dtype, shape);
-        TensorRef::<Cuda>::new(Cuda::bytes(buffer), layout).unwrap()
-    };
-    let (k_b, v_b) = (
-        tensor(&k_b, [5, latent, nope]),
-        tensor(&v_b, [5, v, latent]),
-    );
-    let owned = OwnedWeights::from_split(gpu, k_b, v_b, 0..5, &config).unwrap();
-    let bytes = |owned: &OwnedWeights<Cuda>| {
-        let weights = owned.weights(&config).unwrap();
-        let mut copy = gpu.allocate(batch.weights.len()).unwrap();
-        let layout = Layout::contiguous(case.dtype, [1, 5 * width, latent]);
-        let to = TensorMut::new(Cuda::bytes_mut(&mut copy), layout).unwrap();
-        gpu.copy(weights.matrix().transpose(1, 2), to).unwrap();
-        download(gpu, &copy).unwrap()
-    };
-    assert!(bytes(&owned) == batch.weights);
-
-    // These are block fp8 weights of 9 heads. A rank has the middle heads, from row 512 on and from
-    // row 768 on.
-    let rng = &mut rng(3);
-    let rows = 9 * width;
-    let codes: Vec<u8> = (0..rows * latent)
-        .map(|_| rng.random_range(0..0x79u8) | rng.random_range(0..2u8) << 7)
-        .collect();
-    let scales = rows.div_ceil(128) * latent.div_ceil(128);
-    let scales: Vec<f32> = (0..scales).map(|_| rng.random::<f32>() / 2900.0).collect();
-    let on_gpu = [&codes[..], bytemuck::cast_slice(&scales)];
-    let [on_codes, on_scales] = on_gpu.map(|bytes| upload(gpu, bytes).unwrap());
-    for heads in [2..7, 3..8] {
-        let all = Fp8Blocks::<Cuda>::new(
-            Cuda::bytes(&on_codes),
-            ArrayRef::new(Cuda::bytes(&on_scales), scales.len()).unwrap(),
-            [rows, latent],
-        );
-        let owned = OwnedWeights::from_fp8_blocks(gpu, all.unwrap(), heads.clone(), &config);
-        let given = bytes(&owned.unwrap());
-        let cpu = mla_cpu::Cpu::new();
-        let all =
-            Fp8Blocks::<mla_cpu::Cpu>::new(&codes, ArrayRef::from_slice(&scales), [rows, latent]);
-        let owned = OwnedWeights::from_fp8_blocks(&cpu, all.unwrap(), heads, &config).unwrap();
-        let weights = owned.weights(&config).unwrap();
-        let expected = weights.matrix().bytes();
-        assert!(given == expected[..given.len()]);
     }
 }
