@@ -1,7 +1,9 @@
 //! Calls of the C interface with contiguous rows, for tests that run, record or refuse them. All
 //! addresses are null: a caller sets those that its call needs.
 
-use mla_kernels::raw::{self, MlaDecodeParams, MlaPrefillParams, MlaSparseParams};
+use mla_kernels::raw::{
+    self, MlaCacheWriteParams, MlaDecodeParams, MlaPrefillParams, MlaSparseParams,
+};
 #[cfg(feature = "sm90")]
 use mla_kernels::raw::{
     MlaIndexKeysParams, MlaIndexLogitsParams, MlaIndexQueriesParams, MlaTopkParams,
@@ -36,7 +38,7 @@ pub(crate) const fn dims_of(latent: u32, rope: u32) -> MlaDims {
     MlaDims::new(latent, MlaDims::R1.head.with_rope(rope))
 }
 
-/// The widths that Hopper's prefill takes: of keys without and with rotary embedding, and of values.
+/// The widths that Hopper's prefill takes: of keys without rotary part, of that part, and of values.
 pub(crate) const PREFILL_DIMS: [[i32; 3]; 6] = [
     [128, 64, 128],
     [192, 64, 256],
@@ -161,6 +163,34 @@ pub(crate) fn prefill(
         dtype: dtype_number(dtype),
         causal: 1,
         softmax_scale: 0.07,
+        ..Default::default()
+    }
+}
+
+/// A cache write to pages of 64, in a cache of one tensor. The two parts of a token have contiguous
+/// rows of their own. Strides of the cache are in bytes.
+pub(crate) fn cache_write(
+    dims: MlaDims,
+    dtype: DType,
+    rows: KvFormat,
+    tokens: i32,
+    pages: i64,
+) -> MlaCacheWriteParams {
+    let [latent, rope] = [dims.latent, dims.head.rope].map(|width| width as i32);
+    let slot = rows.pitch(dims) as i64;
+    MlaCacheWriteParams {
+        latent_token_stride: latent.into(),
+        rope_token_stride: rope.into(),
+        cache_page_stride: 64 * slot,
+        cache_slot_stride: slot,
+        pages,
+        tokens,
+        page_size: 64,
+        latent_dim: latent,
+        rope_dim: rope,
+        dtype: dtype_number(dtype),
+        cache_format: format_number(rows),
+        cache_scale: cache_scale(rows),
         ..Default::default()
     }
 }

@@ -4,8 +4,10 @@
 use std::collections::BTreeMap;
 
 use mla_kernels::raw::{self, MlaDecodeParams, MlaDecodeWorkItem};
+use mla_runtime::model::{DType, KvFormat, MlaDims};
 use rand::{RngExt as _, SeedableRng as _};
 
+use super::calls::decode;
 use super::{checked, listed};
 
 const TILE_TOKENS: usize = 64;
@@ -52,21 +54,17 @@ impl Batch {
                 }))
                 .collect()
         });
+        let longest = self
+            .lens
+            .iter()
+            .max()
+            .map_or(0, |len| len.div_ceil(TILE_TOKENS));
+        let rows = [self.heads, self.query_len].map(|count| count as i32);
+        let batch = [lens.len(), longest.max(1)].map(|count| count as i32);
         let params = MlaDecodeParams {
             kv_lens: lens.as_ptr(),
             cu_q_lens: starts.as_ref().map_or(std::ptr::null(), |s| s.as_ptr()),
-            requests: lens.len() as i32,
-            heads: self.heads as i32,
-            query_len: self.query_len as i32,
-            latent_dim: 512,
-            rope_dim: 64,
-            page_size: 64,
-            max_pages: (0..self.lens.len())
-                .map(|request| self.kv_tiles(request).max(1))
-                .max()
-                .unwrap_or(1) as i32,
-            cache_format: raw::MLA_CACHE_BF16 as i32,
-            ..Default::default()
+            ..decode(MlaDims::R1, DType::BF16, KvFormat::BF16, rows, batch)
         };
         let groups = self.groups as i32;
         let items_of = |group| {

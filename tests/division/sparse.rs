@@ -1,8 +1,10 @@
 //! Tests of the division of lists among CTAs in sparse attention, computed on the host by the
 //! launch's own code.
 
-use mla_kernels::raw::{self, MlaSparseParams};
+use mla_kernels::raw;
+use mla_runtime::model::{DType, KvFormat, MlaDims};
 
+use super::calls::sparse;
 use super::checked;
 
 /// Numbers of clusters of 1, 2, ... 16 CTAs that an H200 runs at the same time, as the driver
@@ -16,16 +18,8 @@ fn up_to(max: usize) -> [i32; 16] {
 
 /// Returns the number of CTAs that share a list, and the heads of a tile.
 fn division(tokens: i32, heads: i32, width: i32, clusters: [i32; 16]) -> (i32, i32) {
-    let params = MlaSparseParams {
-        tokens,
-        heads,
-        width,
-        latent_dim: 512,
-        rope_dim: 64,
-        q_dtype: raw::MLA_DTYPE_BF16 as i32,
-        cache_format: raw::MLA_CACHE_FP8_DS_MLA as i32,
-        ..MlaSparseParams::default()
-    };
+    let extents = [tokens, width, 1];
+    let params = sparse(MlaDims::R1, DType::BF16, KvFormat::Fp8DsMla, heads, extents);
     let (mut splits, mut tile) = (0, 0);
     // SAFETY: all four addresses are those of values on this stack, and `clusters` has sixteen
     // entries.

@@ -12,46 +12,25 @@ use rand::RngExt as _;
 
 use crate::common::{gpu, rng};
 
-/// A problem in bf16 whose requests have up to `query` tokens.
-struct Shape {
-    heads: u32,
-    query: usize,
-    dims: MlaDims,
-    kv: KvFormat,
-}
-
-const fn shape(heads: u32, query: usize) -> Shape {
-    Shape {
-        heads,
-        query,
-        dims: MlaDims::R1,
-        kv: KvFormat::BF16,
-    }
-}
-
-const fn quantised(heads: u32, query: usize, kv: KvFormat) -> Shape {
-    Shape {
-        kv,
-        ..shape(heads, query)
-    }
-}
+/// Heads, the maximum of query tokens, and the cache of a problem in bf16.
+type Shape = (u32, usize, KvFormat);
 
 /// Compares the requests of random batches with each request alone. Without `batch_invariant`, the
 /// problem does not ask for the feature.
 fn compare<B: DecodeBackend<Device = Cuda>>(
     device: &Cuda,
-    shape: &Shape,
+    (heads, query, kv): Shape,
     lens: &[usize],
     batch_invariant: bool,
 ) -> Result<(), Failure> {
-    let mut problem = Problem::new(shape.dims, shape.heads, DType::BF16)
-        .with_kv_format(shape.kv)
+    let mut problem = Problem::new(MlaDims::R1, heads, DType::BF16)
+        .with_kv_format(kv)
         .with_page_size(64)
         .with_query_len(QueryLen::Ragged);
     if batch_invariant {
         problem = problem.with_features(FeatureSet::of(&[Feature::BatchInvariant]));
     }
-    let query_lens = (0..lens.len()).map(|request| 1 + request % shape.query);
+    let query_lens = (0..lens.len()).map(|request| 1 + request % query);
     DecodeCase {
         query_lens: query_lens.collect(),
         trial: Trial::AmongOthers(3),
@@ -67,24 +46,16 @@ fn check<B: DecodeBackend<Device = Cuda>>(shapes: &[Shape]) {
     let device = &*gpu();
     let mut rng = rng(47);
     let mut differ = 0;
-    for shape in shapes {
+    for &shape in shapes {
+        let (heads, query, kv) = shape;
         // For many rows of the longest context, the f64 reference would take minutes.
-        let longest = 32_768 / (shape.heads as usize * shape.query / 16).max(1);
+        let longest = 32_768 / (heads as usize * query / 16).max(1);
         let long = [63, 4096, 12_289, longest, 1, 12_287, 65, 64].map(|len| len.min(longest));
         let many: Vec<_> = (0..40).map(|_| rng.random_range(0..900)).collect();
         for lens in [&long[..], &many] {
-            let name = format!(
-                "{} heads, {} query tokens, {}, {} requests",
-                shape.heads,
-                shape.query,
-                shape.kv,
-                lens.len()
-            );
-            let lens: Vec<_> = lens
-                .iter()
-                .map(|len| len.max(&shape.query))
-                .copied()
-                .collect();
+            let requests = lens.len();
+            let name = format!("{heads} heads, {query} query tokens, {kv}, {requests} requests");
+            let lens: Vec<_> = lens.iter().map(|len| *len.max(&query)).collect();
             if let Err(failure) = compare::<B>(device, shape, &lens, true) {
                 panic!("{name}: {failure}");
             }
@@ -105,13 +76,10 @@ fn check<B: DecodeBackend<Device = Cuda>>(shapes: &[Shape]) {
 #[ignore = "needs a GPU: cargo test -r --features sm80 --test gpu -- --ignored invariance"]
 fn mma_mla_requests_have_the_bits_that_they_have_alone() {
     check::<MmaMla>(&[
-        shape(16, 1),
-        shape(20, 2),
-        shape(128, 1),
-        quantised(64, 1, KvFormat::Fp8),
+        (16, 1, KvFormat::BF16),
+        (20, 2, KvFormat::BF16),
+        (128, 1, KvFormat::BF16),
+        (64, 1, KvFormat::Fp8),
     ]);
-    check::<MmaMlaScaled>(&[
-        quantised(16, 1, KvFormat::Fp8DsMla),
-        quantised(64, 1, KvFormat::Fp8PerToken),
-    ]);
+    check::<MmaMlaScaled>(&[(16, 1, KvFormat::Fp8DsMla), (64, 1, KvFormat::Fp8PerToken)]);
 }

@@ -47,8 +47,7 @@ fn check(gpu: &Cuda, case: &DecodeCase) {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored mla_sparse"]
 fn lists_with_wrong_entries_anywhere_agree_with_the_reference() {
     let gpu = &*gpu();
     let mut rng = rng(41);
@@ -99,8 +98,7 @@ fn lists_with_wrong_entries_anywhere_agree_with_the_reference() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored mla_sparse"]
 fn rows_beyond_two_to_the_31_elements_agree_with_the_reference() {
     let gpu = &*gpu();
     for (kv, heads) in [
@@ -174,8 +172,7 @@ impl Drop for HalfMapped {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored mla_sparse"]
 fn a_page_0_without_memory_is_never_read() {
     let gpu = &*gpu();
     let (machine, mapped) = (Machine::new(gpu.stream().clone()), HalfMapped::new(gpu));
@@ -221,8 +218,7 @@ fn a_page_0_without_memory_is_never_read() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored mla_sparse"]
 fn a_captured_step_replays_with_other_lists_and_counts() {
     let gpu = &*gpu();
     for (kv, heads, tokens) in [
@@ -244,8 +240,7 @@ fn a_captured_step_replays_with_other_lists_and_counts() {
 
 /// Tries every kernel, since each takes another number of heads.
 #[test]
-#[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored mla_sparse"]
 fn two_caches_and_sinks_agree_with_the_reference() {
     let gpu = &*gpu();
     let mut rng = rng(33);
@@ -267,8 +262,7 @@ fn two_caches_and_sinks_agree_with_the_reference() {
 
 // A replay of a graph decides on the device which requests are dense.
 #[test]
-#[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored mla_sparse"]
 fn dense_requests_beside_listed_ones_agree_with_the_reference_in_replays() {
     const BOUND: usize = 200;
     let gpu = &*gpu();

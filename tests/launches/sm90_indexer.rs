@@ -10,7 +10,7 @@ use mla_kernels::raw::{
 
 use mla_runtime::model::{DType, KvFormat, MlaDims};
 
-use super::calls::{self, dtype_number, format_number};
+use super::calls::{self, dtype_number};
 use super::runtime::MULTIPROCESSORS;
 use super::{Held, Recorded, address};
 
@@ -69,7 +69,6 @@ fn index_keys_and_queries() {
         for dtype in [DType::BF16, DType::F16] {
             let formats = [KvFormat::of(dtype), KvFormat::Fp8, KvFormat::Fp8DsMla];
             for (format, rotated) in formats.into_iter().flat_map(|it| [(it, false), (it, true)]) {
-                let row = format.row_bytes(MlaDims::R1) as i64;
                 let rows = MlaCacheWriteParams {
                     latent: address(14),
                     rope: address(15),
@@ -80,27 +79,15 @@ fn index_keys_and_queries() {
                     sin: address(19),
                     query_rope: if rotated { address(20) } else { null_mut() },
                     query_rope_out: address(20),
-                    latent_token_stride: 576,
-                    rope_token_stride: 576,
-                    cache_page_stride: row * 64,
-                    cache_slot_stride: row,
                     table_stride: 32,
                     query_token_stride: 10 * 64,
                     query_head_stride: 64,
                     query_out_token_stride: 10 * 64,
                     query_out_head_stride: 64,
-                    pages: 300,
                     positions_len: 5000,
-                    tokens: TOKENS,
-                    page_size: 64,
                     heads: 10,
-                    latent_dim: 512,
-                    rope_dim: 64,
-                    dtype: dtype_number(dtype),
-                    cache_format: format_number(format),
                     rotary_style: 1,
-                    cache_scale: 1.0,
-                    ..Default::default()
+                    ..calls::cache_write(MlaDims::R1, dtype, format, TOKENS, 300)
                 };
                 // A thread rotates 8 of the 32 pairs of a head.
                 let query_blocks = if rotated {

@@ -139,11 +139,22 @@ inline int laneid() { return emulated().lane(); }
 inline void prefetch_global_l2(const void* address) {
     static_cast<void>(*static_cast<const volatile char*>(address));
 }
-inline int ld_shared_s32(uint32_t address) {
-    int r;
-    std::memcpy(&r, emulated().shared_at(address, 4), 4);
+// Loads a value from shared memory, aligned to its size.
+template <typename T>
+T emulated_load(uint32_t address) {
+    T r;
+    std::memcpy(&r, emulated().shared_at(address, sizeof(T)), sizeof(T));
     return r;
 }
+template <typename T>
+void emulated_store(uint32_t address, T x) {
+    std::memcpy(emulated().shared_at(address, sizeof(T)), &x, sizeof(T));
+}
+inline int ld_shared_s32(uint32_t address) { return emulated_load<int>(address); }
+inline uint4 ld_shared_v4(uint32_t address) { return emulated_load<uint4>(address); }
+inline float ld_shared_f32(uint32_t address) { return emulated_load<float>(address); }
+inline void st_shared(uint32_t address, uint32_t x) { emulated_store(address, x); }
+inline void st_shared_v4(uint32_t address, uint4 x) { emulated_store(address, x); }
 inline char* dynamic_shared() { return emulated().shared(); }
 inline uint32_t shared_address(const void* p) {
     return emulator::Block::kSharedBase +
@@ -260,22 +271,6 @@ uint32_t cvt_rn_x2(float low, float high) {
 template <typename T>
 uint32_t mul_rn_x2(uint32_t a, uint32_t b) {
     return cvt_rn_x2<T>(half_of<T>(a, 0) * half_of<T>(b, 0), half_of<T>(a, 1) * half_of<T>(b, 1));
-}
-inline uint4 ld_shared_v4(uint32_t address) {
-    uint4 r;
-    std::memcpy(&r, emulated().shared_at(address, 16), 16);
-    return r;
-}
-inline void st_shared(uint32_t address, uint32_t x) {
-    std::memcpy(emulated().shared_at(address, 4), &x, 4);
-}
-inline void st_shared_v4(uint32_t address, uint4 x) {
-    std::memcpy(emulated().shared_at(address, 16), &x, 16);
-}
-inline float ld_shared_f32(uint32_t address) {
-    float r;
-    std::memcpy(&r, emulated().shared_at(address, 4), 4);
-    return r;
 }
 inline void bar_sync(int id, int threads) { emulated().bar_sync(id, threads); }
 inline bool bar_red_or(int id, int threads, bool own) {

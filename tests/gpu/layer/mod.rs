@@ -30,7 +30,6 @@ use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
 use mla_runtime::layer::{MlaLayer, Workspace};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
-use mla_runtime::select::Registry;
 use rand::RngExt as _;
 
 use self::batch::{Batch, Case, Distance, Engine};
@@ -255,34 +254,6 @@ fn two_hundred_decode_steps_equal_a_prefill() {
         distance.worst < 12.0 * u && distance.mean < 4.0 * u && distance.lse < 12.0 * u,
         "{distance:?}"
     );
-}
-
-#[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
-fn selected_backends_compute_the_same_bits() {
-    let gpu = &*gpu();
-    let case = Case::new(16, MIXED);
-    let config = case.config();
-    let registry = Registry::linked().unwrap();
-    let selection = registry
-        .select(&mla_runtime::select::SelectionRequest::new(
-            gpu.target(),
-            config.problem,
-        ))
-        .unwrap();
-    let prefill = registry
-        .instantiate_prefill(selection.prefill.name, gpu, &config)
-        .unwrap();
-    let decode = registry
-        .instantiate_decode(selection.decode.name, gpu, &config)
-        .unwrap();
-    assert_eq!(
-        (selection.prefill.name, selection.decode.name),
-        (WgmmaAttn::SPEC.name, WgmmaMla::SPEC.name)
-    );
-    let selected = MlaLayer::new(gpu, &config, prefill, decode).unwrap();
-    let batch = Batch::new(&case);
-    assert!(batch.run(&selected).unwrap() == batch.run(&gpu_layer(gpu, &case)).unwrap());
 }
 
 #[test]

@@ -54,8 +54,7 @@ const CHANGES: &[(&str, Change)] = &[
 ];
 
 #[test]
-#[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored layer::places"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn what_no_kernel_takes_is_refused_before_the_cache_is_written() {
     let gpu = &*gpu();
     let case = Case::new(16, MIXED);

@@ -352,8 +352,7 @@ fn distance(case: &Case, given: &[u8], expected: &[u8], token: usize) -> f64 {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored layer::sparse"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn layers_of_sparse_models_agree_with_the_cpu() -> Result<()> {
     let gpu = &*gpu();
     for (model, config) in models() {
@@ -447,8 +446,7 @@ fn decodes(case: &Case, requests: usize, query_len: u32, seed: u64) -> [Batch; 2
 /// shares its lists. Checks that replays with other lengths, other pages and fewer requests give
 /// the same results as these steps without a graph.
 #[test]
-#[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored layer::sparse"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
     let gpu = &*gpu();
     for ((case, config), query_len) in models().into_iter().zip([1, 2]) {
@@ -513,8 +511,7 @@ fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
 /// decodes, and prompts with and without context. Checks the replays, with logits in one chunk or
 /// in several.
 #[test]
-#[ignore = "needs a Hopper GPU: \
-            cargo test -r --features sm90 --test gpu -- --ignored layer::sparse"]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn a_mixed_step_of_a_sparse_model_is_one_graph() -> Result<()> {
     let gpu = &*gpu();
     for (model, config) in models() {

@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
 use super::machine::{Machine, Memory, Region, Values};
-use crate::calls::{self, dims_of, dtype_number, format_number};
+use crate::calls::{self, dims_of, dtype_number};
 use crate::tensors::pick;
 
 /// A problem, with the outputs of its launch.
@@ -777,27 +777,16 @@ impl<'a> Draw<'a> {
         slots.shuffle(self.rng);
         slots.truncate(tokens);
         let cache = self.machine.zeros(&mut memory, 1024 * row);
+        let plain = calls::cache_write(DIMS, of, rows, tokens as i32, 16);
         let params = raw::MlaCacheWriteParams {
             latent: latent.pointer(),
             rope: rope.pointer(),
             slots: self.machine.upload(&mut memory, &slots).pointer(),
             cache: cache.pointer(),
             cache_rope: rotary_keys(rows, DIMS, cache.pointer()).cast_mut(),
-            latent_token_stride: LATENT as i64,
-            rope_token_stride: ROPE as i64,
-            cache_page_stride: 64 * row as i64,
-            cache_slot_stride: row as i64,
-            cache_rope_page_stride: 64 * row as i64,
-            cache_rope_slot_stride: row as i64,
-            pages: 16,
-            tokens: tokens as i32,
-            page_size: 64,
-            latent_dim: LATENT as i32,
-            rope_dim: ROPE as i32,
-            dtype: dtype_number(of),
-            cache_format: format_number(rows),
-            cache_scale: 0.3,
-            ..Default::default()
+            cache_rope_page_stride: plain.cache_page_stride,
+            cache_rope_slot_stride: plain.cache_slot_stride,
+            ..plain
         };
         Case {
             name: format!("cache write, {of}, {rows}, {tokens} tokens"),
