@@ -38,7 +38,7 @@ pub(crate) const fn dims_of(latent: u32, rope: u32) -> MlaDims {
     MlaDims::new(latent, MlaDims::R1.head.with_rope(rope))
 }
 
-/// The widths that Hopper's prefill takes: of keys without rotary part, of that part, and of values.
+/// The widths that Hopper's prefill takes: of a key's two parts, and of a value.
 pub(crate) const PREFILL_DIMS: [[i32; 3]; 6] = [
     [128, 64, 128],
     [192, 64, 256],

@@ -1426,46 +1426,6 @@ fn a_capture_that_fails_leaves_the_stream_usable() {
 
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
-fn slices_of_cudarc_and_raw_addresses_are_taken() {
-    let gpu = &*gpu();
-    let values: Vec<f32> = (0..64).map(|i| i as f32).collect();
-    // The slices belong to another stream. cudarc's events order it with the device's stream.
-    let stream = gpu.stream().context().new_stream().unwrap();
-    let from = stream.clone_htod(&values).unwrap();
-    let mut to = stream.alloc_zeros::<f32>(64).unwrap();
-    let layout = Layout::contiguous(DType::F32, [2, 4, 8]);
-    gpu.lending(|loans| {
-        let (from, to) = (loans.lend(&from)?, loans.lend_mut(&mut to)?);
-        assert_eq!((from.len(), to.len()), (256, 256));
-        gpu.copy(TensorRef::new(from, layout)?, TensorMut::new(to, layout)?)
-    })
-    .unwrap();
-    assert_eq!(stream.clone_dtoh(&to).unwrap(), values);
-
-    // The raw tier is used on the same memory, to write zeros over the first half.
-    gpu.lending(|loans| {
-        let params = raw::MlaCopyParams {
-            from: std::ptr::null(),
-            to: loans.lend_mut(&mut to)?.address() as *mut _,
-            shape: [1, 1, 32],
-            from_strides: [0; 3],
-            to_strides: [32, 32, 1],
-            element_bytes: 4,
-        };
-        gpu.bind()?;
-        // SAFETY: there are 32 f32 at the address, which is lent until the end of the closure.
-        unsafe { raw::check("copy", raw::mla_copy(&params, gpu.raw_stream())) }
-    })
-    .unwrap();
-    let result = stream.clone_dtoh(&to).unwrap();
-    assert_eq!(
-        (&result[..32], &result[32..]),
-        (&[0.0; 32][..], &values[32..])
-    );
-}
-
-#[test]
-#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored helpers"]
 fn what_does_not_fit_is_refused_by_name() {
     let gpu = &*gpu();
     assert_eq!(Cuda::availability(), Ok(()));

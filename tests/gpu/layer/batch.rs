@@ -1,6 +1,7 @@
 //! A batch in host memory, and an engine's tensors for it on any device.
 
 use std::fmt::Debug;
+use std::ops::Range;
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Result;
@@ -349,6 +350,22 @@ impl Distance {
     }
 }
 
+/// Returns |difference| / |expected| of given and expected elements, as vectors. It is infinite if
+/// something is NaN, or if only what is expected is zero.
+pub(crate) fn relative(dtype: DType, vectors: [&[u8]; 2], elements: Range<usize>) -> f64 {
+    let (mut difference, mut norm) = (0f64, 0f64);
+    for element in elements {
+        let [given, expected] = vectors.map(|bytes| f64::from(get(dtype, bytes, element)));
+        difference += (given - expected) * (given - expected);
+        norm += expected * expected;
+    }
+    match (difference / norm).sqrt() {
+        _ if difference == 0.0 => 0.0,
+        relative if relative.is_nan() => f64::INFINITY,
+        relative => relative,
+    }
+}
+
 impl Outcome {
     /// Checks that the bits of both outcomes are the same, whatever steps they come from.
     pub(crate) fn is_that_of(&self, expected: &Self, what: impl Debug) {
@@ -364,23 +381,8 @@ impl Outcome {
         let rows = expected.lse.len() / 4;
         let mut distance = Distance::default();
         for row in 0..rows {
-            let (mut difference, mut norm) = (0f64, 0f64);
-            for element in row * width..(row + 1) * width {
-                let [given, expected] = [&self.out, &expected.out]
-                    .map(|bytes| f64::from(get(case.dtype, bytes, element)));
-                difference += (given - expected) * (given - expected);
-                norm += expected * expected;
-            }
-            let relative = if difference == 0.0 {
-                0.0
-            } else {
-                (difference / norm).sqrt()
-            };
-            let relative = if relative.is_nan() {
-                f64::INFINITY
-            } else {
-                relative
-            };
+            let elements = row * width..(row + 1) * width;
+            let relative = relative(case.dtype, [&self.out, &expected.out], elements);
             distance.worst = distance.worst.max(relative);
             distance.mean += relative / rows as f64;
             let [given, expected] =

@@ -9,7 +9,6 @@ mod allocations;
 mod batch;
 #[cfg(feature = "faults")]
 mod faults;
-mod gathered;
 mod graphs;
 mod handles;
 mod invariance;

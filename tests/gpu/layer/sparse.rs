@@ -16,9 +16,9 @@ use mla_runtime::model::{DType, HeadDims, IndexerConfig, KvFormat, MlaDims, Rota
 use mla_runtime::tensor::{ArrayRef, Memory, Rotary, TensorRef};
 use rand::RngExt as _;
 
-use super::batch::{Batch, Case, Engine, Outcome};
+use super::batch::{Batch, Case, Engine, Outcome, relative};
 use super::replays::padded;
-use crate::common::{download, get, gpu, rng, upload, upload_all};
+use crate::common::{download, gpu, rng, upload, upload_all};
 use crate::tensors::{normals, rotary_tables, view};
 
 const RANK: usize = 192;
@@ -334,23 +334,6 @@ const MIXED: &[(u32, u32)] = &[
     (300, 300),
 ];
 
-/// Returns the largest difference of a row of outputs, relative to the row.
-fn distance(case: &Case, given: &[u8], expected: &[u8], token: usize) -> f64 {
-    let width = (case.heads * case.dims.head.v) as usize;
-    let row = |bytes: &[u8], element| f64::from(get(case.dtype, bytes, token * width + element));
-    let (mut difference, mut norm) = (0.0, 0.0);
-    for element in 0..width {
-        let [given, expected] = [row(given, element), row(expected, element)];
-        difference += (given - expected) * (given - expected);
-        norm += expected * expected;
-    }
-    if difference == 0.0 {
-        0.0
-    } else {
-        (difference / norm).sqrt()
-    }
-}
-
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
 fn layers_of_sparse_models_agree_with_the_cpu() -> Result<()> {
@@ -393,6 +376,7 @@ fn layers_of_sparse_models_agree_with_the_cpu() -> Result<()> {
             // be selected at the threshold. This affects only a few tokens, and none if all are
             // selected anyway.
             let width = TOPK as usize;
+            let values = (case.heads * case.dims.head.v) as usize;
             let (mut changed, mut compared) = (0, 0);
             for (token, (list, reference)) in given
                 .lists
@@ -414,7 +398,8 @@ fn layers_of_sparse_models_agree_with_the_cpu() -> Result<()> {
                     (&given.own, &expected.own),
                     (&given.shared, &expected.shared),
                 ] {
-                    let apart = distance(&case, &a.out, &b.out, token);
+                    let row = token * values..(token + 1) * values;
+                    let apart = relative(case.dtype, [&a.out, &b.out], row);
                     assert!(apart <= 0.03, "token {token}: {apart}, {case:?}");
                 }
             }

@@ -62,6 +62,7 @@ fn in_threads<T: Send>(work: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
 }
 
 fn close(distance: Distance, lse: bool) {
+    println!("{distance:?}");
     // Each partial result is rounded once more before the merge.
     let u = 2f64.powi(-9);
     assert!(
@@ -126,10 +127,13 @@ fn decodes() -> Case {
     Case::new(16, &lens.map(|len| (1, len)))
 }
 
-/// Computes a rank's result from its own shard of the cache and from the other ranks' results.
-fn with_a_part_of_the_cache(rank: &Rank, whole: &Batch, interleave: u32) -> Outcome {
+/// Computes a rank's result from its own shard of the cache and from the other ranks' results, and
+/// compares it with that of the whole on the rank's own GPU.
+fn with_a_part_of_the_cache(rank: &Rank, interleave: u32) -> Outcome {
     let (device, communicator) = (&rank.device, &rank.communicator);
+    let whole = &Batch::new(&decodes());
     let case = &whole.case;
+    let expected = whole.run(&gpu_layer(device, case)).unwrap();
     let parallel = ContextParallel::new(RANKS as u32, interleave).unwrap();
     let shard = shard_of(whole, parallel, communicator.rank() as u32);
     let layer = gpu_layer(device, case);
@@ -147,7 +151,9 @@ fn with_a_part_of_the_cache(rank: &Rank, whole: &Batch, interleave: u32) -> Outc
         let lse = call.lse.expect("the engine asks for it");
         results.merge(communicator, call.out, lse).unwrap();
     }
-    engine.outcome(device).unwrap()
+    let given = engine.outcome(device).unwrap();
+    close(given.distance(&expected, case), true);
+    given
 }
 
 fn mixed() -> Case {
@@ -164,9 +170,12 @@ fn mixed() -> Case {
     )
 }
 
-/// Computes a rank's heads, and gathers the results of all ranks: `[ranks, T, H/ranks, V]`.
-fn with_a_part_of_the_heads(rank: &Rank, whole: &Batch) -> Vec<u8> {
+/// Computes a rank's heads, and gathers the results of all ranks: `[ranks, T, H/ranks, V]`. Compares
+/// them with those of all heads on the rank's own GPU.
+fn with_a_part_of_the_heads(rank: &Rank) -> Vec<u8> {
     let (device, communicator) = (&rank.device, &rank.communicator);
+    let whole = &Batch::new(&mixed());
+    let expected = whole.run(&gpu_layer(device, &whole.case)).unwrap();
     let tokens = whole.tokens();
     // The rank has its heads of every token, and the weights' rows for these heads.
     let mut shard = whole.clone();
@@ -192,7 +201,10 @@ fn with_a_part_of_the_heads(rank: &Rank, whole: &Batch) -> Vec<u8> {
     communicator
         .all_gather(engine.out.bytes(), all.bytes_mut())
         .unwrap();
-    download(device, &all).unwrap()
+    let gathered = download(device, &all).unwrap();
+    let given = joined(&gathered, &expected, tokens);
+    close(given.distance(&expected, &whole.case), false);
+    gathered
 }
 
 /// Reorders the gathered results to the layout of one GPU: `[T, H, V]`.
@@ -215,17 +227,11 @@ fn joined(gathered: &[u8], expected: &Outcome, tokens: usize) -> Outcome {
 #[ignore = "needs two Hopper GPUs and NCCL: \
             cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
 fn a_cache_over_two_gpus_is_one_cache() {
-    let case = decodes();
-    let whole = Batch::new(&case);
     // The lock is held to the end, since it also covers the ranks' devices.
-    let gpu = gpu();
-    let expected = whole.run(&gpu_layer(&gpu, &case)).unwrap();
+    let _gpu = gpu();
     for interleave in [1, 16, 64] {
-        let outcomes = in_threads(|rank| with_a_part_of_the_cache(rank, &whole, interleave));
+        let outcomes = in_threads(|rank| with_a_part_of_the_cache(rank, interleave));
         assert!(outcomes[0].out == outcomes[1].out && outcomes[0].lse == outcomes[1].lse);
-        let distance = outcomes[0].distance(&expected, &case);
-        println!("interleave {interleave}: {distance:?}");
-        close(distance, true);
     }
 }
 
@@ -233,15 +239,10 @@ fn a_cache_over_two_gpus_is_one_cache() {
 #[ignore = "needs two Hopper GPUs and NCCL: \
             cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
 fn heads_over_two_gpus_are_all_heads() {
-    let case = mixed();
-    let whole = Batch::new(&case);
     // The lock is held to the end, since it also covers the ranks' devices.
-    let gpu = gpu();
-    let expected = whole.run(&gpu_layer(&gpu, &case)).unwrap();
-    let gathered = in_threads(|rank| with_a_part_of_the_heads(rank, &whole));
+    let _gpu = gpu();
+    let gathered = in_threads(with_a_part_of_the_heads);
     assert!(gathered[0] == gathered[1]);
-    let given = joined(&gathered[0], &expected, whole.tokens());
-    close(given.distance(&expected, &case), false);
 }
 
 /// Checks a refusal, since NCCL itself would write past the shorter rank's memory.
@@ -417,23 +418,11 @@ fn wait(children: &mut [Child]) -> Result<(), String> {
     }
 }
 
-/// Compares both divisions with the whole on this rank's own GPU. Stores the results on which all
-/// ranks have to agree.
+/// Stores the results of both divisions, on which all ranks have to agree.
 fn as_a_process(rank: usize, folder: &Path) {
     let rank = Rank::join(rank, exchange(rank, folder));
-    let decodes = Batch::new(&decodes());
-    let expected = decodes
-        .run(&gpu_layer(&rank.device, &decodes.case))
-        .unwrap();
-    let given = with_a_part_of_the_cache(&rank, &decodes, 16);
-    close(given.distance(&expected, &decodes.case), true);
-
-    let mixed = Batch::new(&mixed());
-    let expected = mixed.run(&gpu_layer(&rank.device, &mixed.case)).unwrap();
-    let gathered = with_a_part_of_the_heads(&rank, &mixed);
-    let joined = joined(&gathered, &expected, mixed.tokens());
-    close(joined.distance(&expected, &mixed.case), false);
-
+    let given = with_a_part_of_the_cache(&rank, 16);
+    let gathered = with_a_part_of_the_heads(&rank);
     let result = [given.out, given.lse, gathered].concat();
     let rank = rank.communicator.rank();
     fs::write(folder.join(format!("result-{rank}")), result).unwrap();
