@@ -8,7 +8,7 @@ use mla_runtime::backend::{
     PrefillBatch, PrefillCall, Query, SlotLists, StepLimits,
 };
 use mla_runtime::model::{DType, KvFormat, MlaDims};
-use mla_runtime::spec::{Capability, Problem, QueryFormat};
+use mla_runtime::spec::{Capability, Problem};
 use mla_runtime::tensor::{ArrayRef, BlockTable, CacheLayout, CacheRef, Layout};
 
 use crate::common::{gpu, upload, upload_all};
@@ -56,23 +56,16 @@ fn decode<B: DecodeBackend<Device = Cuda>>(
             ArrayRef::new(buffer.bytes(), len).unwrap()
         }
         let table = BlockTable::new(array(&table, 1), 1, 1).unwrap();
-        let batch = DecodeBatch::new(table, (array(&lens, 1), PAGE), (array(&starts, 2), 1));
-        match B::SPEC.plans_on_host {
-            true => batch.with_host(&[1], &[PAGE as u32]),
-            false => batch,
-        }
+        DecodeBatch::new(table, (array(&lens, 1), PAGE), (array(&starts, 2), 1))
     };
     backend
         .prepare(gpu, &batch(), &mut state, &mut metadata)
         .unwrap();
     let graph = gpu
         .capture(|gpu| {
-            let query = match B::SPEC.query_format {
-                QueryFormat::Concatenated => Query::Concatenated(query.read()?),
-                QueryFormat::Split => Query::Split {
-                    latent: query.read()?.narrow(2, 0..latent)?,
-                    rope: query.read()?.narrow(2, latent..row)?,
-                },
+            let query = Query::Split {
+                latent: query.read()?.narrow(2, 0..latent)?,
+                rope: query.read()?.narrow(2, latent..row)?,
             };
             let lists = list.map(|width| {
                 let slots = ArrayRef::new(slots.bytes(), width)?;

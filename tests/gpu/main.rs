@@ -23,6 +23,9 @@ mod calls;
 mod common;
 mod cubins;
 mod fence;
+#[cfg(any(feature = "sm80", feature = "sm90"))]
+#[macro_use]
+mod forwarded;
 mod handles;
 mod helpers;
 mod tensors;

@@ -122,36 +122,33 @@ unsafe extern "C" fn __cudaRegisterFunction(
     kernels.insert(host.addr(), entry.to_string_lossy().into_owned());
 }
 
+/// Functions that do nothing.
+macro_rules! succeeding {
+    ($($name:ident($($argument:ty),*);)*) => {$(
+        #[unsafe(no_mangle)]
+        extern "C" fn $name($(_: $argument),*) -> c_int {
+            SUCCESS
+        }
+    )*};
+}
+
+succeeding! {
+    cudaFuncSetAttribute(*const c_void, c_int, c_int);
+    cudaFuncGetAttributes(*mut c_void, *const c_void);
+    cudaGetLastError();
+}
+
 /// Launches of the form `<<<>>>`, of which the library makes none.
-#[unsafe(no_mangle)]
-extern "C" fn __cudaPopCallConfiguration() -> c_int {
-    unreachable!()
+macro_rules! unused {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        extern "C" fn $name() -> c_int {
+            unreachable!()
+        }
+    )*};
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn __cudaLaunchKernel() -> c_int {
-    unreachable!()
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn __cudaGetKernel() -> c_int {
-    unreachable!()
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaFuncSetAttribute(_: *const c_void, _: c_int, _: c_int) -> c_int {
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaFuncGetAttributes(_: *mut c_void, _: *const c_void) -> c_int {
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaGetLastError() -> c_int {
-    SUCCESS
-}
+unused! { __cudaPopCallConfiguration __cudaLaunchKernel __cudaGetKernel }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaGetDevice(device: *mut c_int) -> c_int {

@@ -45,67 +45,14 @@ limited!(
     MmaMlaSparseNarrow
 );
 
-macro_rules! smaller {
-    ($backend:ident, $batch:ty, $call:ty, $run:ident) => {
-        impl<B, const SHARED: i32, const SMS: i32> $backend for Smaller<B, SHARED, SMS>
-        where
-            B: $backend<Device = Cuda> + Limited,
-        {
-            type Device = Cuda;
-            type State = B::State;
-            type Metadata = B::Metadata;
-
-            const SPEC: BackendSpec = B::SPEC;
-
-            fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {
-                Ok(Self(B::new(device, config)?.with(limits(SHARED, SMS))))
-            }
-
-            fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> Result<u64> {
-                self.0.workspace_bytes(device, limits)
-            }
-
-            fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<Self::State> {
-                self.0.state(device, limits)
-            }
-
-            fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<Self::Metadata> {
-                self.0.metadata(device, limits)
-            }
-
-            fn prepare(
-                &self,
-                device: &Cuda,
-                batch: &$batch,
-                state: &mut Self::State,
-                metadata: &mut Self::Metadata,
-            ) -> Result<()> {
-                self.0.prepare(device, batch, state, metadata)
-            }
-
-            unsafe fn $run(
-                &self,
-                device: &Cuda,
-                call: $call,
-                state: &mut Self::State,
-                metadata: &Self::Metadata,
-            ) -> Result<()> {
-                // SAFETY: the caller keeps to the same contract.
-                unsafe { self.0.$run(device, call, state, metadata) }
-            }
-        }
-    };
+forwarded! {
+    [const SHARED: i32, const SMS: i32] Smaller<B, SHARED, SMS>: DecodeBackend + Limited,
+    decode of DecodeCall<'_, Cuda>, DecodeBatch<'_, Cuda>;
+    spec: B::SPEC; new: |backend| backend.with(limits(SHARED, SMS))
 }
 
-smaller!(
-    DecodeBackend,
-    DecodeBatch<'_, Cuda>,
-    DecodeCall<'_, Cuda>,
-    decode
-);
-smaller!(
-    PrefillBackend,
-    PrefillBatch<'_>,
-    PrefillCall<'_, Cuda>,
-    prefill
-);
+forwarded! {
+    [const SHARED: i32, const SMS: i32] Smaller<B, SHARED, SMS>: PrefillBackend + Limited,
+    prefill of PrefillCall<'_, Cuda>, PrefillBatch<'_>;
+    spec: B::SPEC; new: |backend| backend.with(limits(SHARED, SMS))
+}
