@@ -1,18 +1,14 @@
 //! Decodes by their descriptions, beside the library's launches of the same problems.
 
-#[cfg(feature = "sm80")]
-use std::ptr::null;
-
 use half::bf16;
 use mla_kernels::Cuda;
 use mla_kernels::raw::{self, MlaDecodeParams, MlaStatus};
 use mla_runtime::model::KvFormat::{self, BF16, Fp8};
 use mla_runtime::model::{DType, MlaDims};
-use serde_json::Value;
 
 use super::{
-    Buffer, LATENT, Numbers, PathBuf, ROPE, agree, at, device, download, download_all, gpu,
-    manifest, numbers, pair, run, small, upload, upload_all,
+    Buffer, LATENT, Numbers, ROPE, agree, at, device, download, download_all, gpu, manifest,
+    numbers, pair, run, small, upload, upload_all,
 };
 use crate::calls;
 
@@ -114,30 +110,15 @@ impl Decode {
         .into()
     }
 
-    /// Launches by the description, and then by the library. The bits must be the same.
-    fn agrees(
-        &self,
-        gpu: &Cuda,
-        manifest: &(PathBuf, Value),
-        kernel: [&str; 2],
-        more: [Numbers; 3],
-        library: impl FnOnce(&MlaDecodeParams) -> MlaStatus,
-    ) {
-        let mut given = self.numbers();
-        given.extend(more.into_iter().flatten());
-        run(gpu, manifest, kernel, &given);
+    /// Checks that the bits of both launches are the same, and that both reset the counters.
+    fn agrees(&self, gpu: &Cuda, call: &str, library: MlaStatus) {
+        agree(gpu, call, library, &[&self.out, &self.lse]);
         let workspace = download(gpu, &self.workspace).unwrap();
         assert!(workspace[..4096].iter().all(|&byte| byte == 0), "counters");
         let values: Vec<bf16> = download_all(gpu, &self.out[0]);
         let written = self.params.tokens as usize * self.params.heads as usize * LATENT;
         let mut values = values[..written].iter();
-        assert!(values.all(|it| it.is_finite()), "{kernel:?}");
-        agree(
-            gpu,
-            kernel[1],
-            library(&self.params),
-            &[&self.out, &self.lse],
-        );
+        assert!(values.all(|it| it.is_finite()), "{call}");
     }
 }
 
@@ -174,16 +155,18 @@ fn hoppers_dense_decode_has_the_librarys_bits_by_its_description_alone() {
         };
         let call = format!("dense decode of bf16, 512 + 64 wide, from a cache of {cache}: {tile}");
         let [multiprocessors, l2_bytes, ..] = device(gpu);
-        let chosen = numbers([
+        let mut given = decode.numbers();
+        given.extend(decode.cache(""));
+        given.extend(fields!("", decode.params; tokens max_pages pages));
+        given.extend(numbers([
             ("group_ctas", group_ctas),
             ("multiprocessors", multiprocessors),
             ("l2_bytes", l2_bytes),
-        ]);
-        let own = fields!("", decode.params; tokens max_pages pages);
-        let more = [decode.cache(""), own, chosen];
+        ]));
+        run(gpu, &manifest, [source, &call], &given);
         // SAFETY: the arguments are those of memory that lives until the end of this test.
-        let library = |p: &_| unsafe { raw::mla_decode_sm90(p, gpu.raw_stream()) };
-        decode.agrees(gpu, &manifest, [source, &call], more, library);
+        let status = unsafe { raw::mla_decode_sm90(&decode.params, gpu.raw_stream()) };
+        decode.agrees(gpu, &call, status);
     }
 }
 
@@ -224,18 +207,21 @@ fn portable_decode_has_the_librarys_bits_by_its_description_alone() {
             "decode of bf16, latents of 512, cache {cache}: tiles of {rows} of p.query_len * \
              p.heads rows, KV tiles of {tile}"
         );
-        let chosen = numbers([
+        let mut given = decode.numbers();
+        given.extend(decode.cache("p."));
+        given.extend(fields!("p.", decode.params; rope_dim));
+        given.extend(numbers([
             ("p.slots", (PAGES * PAGE_SIZE) as i64),
             ("p.max_kv_len", i32::MAX.into()),
             ("multiprocessors", multiprocessors),
             ("shared_of_cta", shared_of_cta),
             ("shared_of_sm", shared_of_sm),
             ("ctas_of_sm", ctas_of_sm),
-        ]);
-        let own = fields!("p.", decode.params; rope_dim);
-        let more = [decode.cache("p."), own, chosen];
+        ]));
+        run(gpu, &manifest, [&source, &call], &given);
+        let p = &decode.params;
         // SAFETY: the arguments are those of memory that lives until the end of this test.
-        let library = |p: &_| unsafe { raw::mla_decode_sm80(p, null(), gpu.raw_stream()) };
-        decode.agrees(gpu, &manifest, [&source, &call], more, library);
+        let status = unsafe { raw::mla_decode_sm80(p, std::ptr::null(), gpu.raw_stream()) };
+        decode.agrees(gpu, &call, status);
     }
 }
