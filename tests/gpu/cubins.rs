@@ -21,7 +21,9 @@ use serde_json::Value;
 
 #[cfg(feature = "sm90")]
 use crate::calls;
-use crate::common::{download, download_all, gpu, upload, upload_all};
+#[cfg(any(feature = "sm80", feature = "sm90"))]
+use crate::common::download;
+use crate::common::{download_all, gpu, upload, upload_all};
 
 /// Returns the fields of a call that a description takes under the same names, behind a prefix.
 #[cfg(any(feature = "sm80", feature = "sm90"))]

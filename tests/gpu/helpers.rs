@@ -19,8 +19,8 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
 use crate::common::{
-    cache_bytes, cache_mut, download, download_all, get, gpu, put, rng, rope_start, upload,
-    upload_all,
+    cache_bytes, cache_mut, download, download_all, get, gpu, message, put, rng, rope_start,
+    upload, upload_all,
 };
 use crate::tensors::{
     On, Tensor, assert_close, difference, indices, lse, lse_mut, normal, padded, pick, strided,
@@ -679,18 +679,10 @@ fn a_page_that_does_not_exist_gives_nan() {
         bytes: latent,
         ..case.latent.clone()
     };
-    let width = case.layout.dims.latent as usize;
-    assert!(case.rows() > 0);
-    assert!(
-        latent.values()[..case.rows() * width]
-            .iter()
-            .all(|value| value.is_nan())
-    );
-    assert!(
-        latent.values()[case.rows() * width..]
-            .iter()
-            .all(|value| *value == 0.0)
-    );
+    let values = latent.values();
+    let (gathered, rest) = values.split_at(case.rows() * case.layout.dims.latent as usize);
+    assert!(!gathered.is_empty() && gathered.iter().all(|value| value.is_nan()));
+    assert!(rest.iter().all(|value| *value == 0.0));
 }
 
 // ---- Merge --------------------------------------------------------------------------------------
@@ -1090,11 +1082,8 @@ fn products_agree_with_the_cpu() {
 fn an_empty_inner_axis_gives_zeros() {
     let gpu = &*gpu();
     let tensor = |shape| Tensor::poison(Layout::contiguous(DType::BF16, shape), 0);
-    let c = run_gemm(
-        gpu,
-        [&tensor([2, 3, 0]), &tensor([2, 0, 4]), &tensor([2, 3, 4])],
-    )
-    .unwrap();
+    let tensors = [[2, 3, 0], [2, 0, 4], [2, 3, 4]].map(tensor);
+    let c = run_gemm(gpu, tensors.each_ref()).unwrap();
     assert_eq!(c.values(), [0.0; 24]);
 }
 
@@ -1418,7 +1407,7 @@ fn a_capture_that_fails_leaves_the_stream_usable() {
     );
     let mut buffer = gpu.allocate(4).unwrap();
     let refused = gpu.capture(|gpu| gpu.upload(&[0; 4], buffer.bytes_mut()));
-    let message = refused.err().unwrap().to_string();
+    let message = message(refused);
     assert!(message.contains("prepare a step before"), "{message}");
     step.enqueue(gpu).unwrap();
     gpu.synchronize().unwrap();
@@ -1434,23 +1423,18 @@ fn what_does_not_fit_is_refused_by_name() {
 
     let mut case = random_write(&mut rng(4), KvFormat::Fp8, DType::BF16);
     case.layout.scale = 1e30;
-    let error = run_write(gpu, &case).unwrap_err().to_string();
+    let error = message(run_write(gpu, &case));
     assert_eq!(error, "cache scale: given 1e30, accepted 2^-60 to 2^60");
 
     mla_conformance::refusals(gpu).unwrap();
     let mut buffer = gpu.allocate(8).unwrap();
-    let error = gpu
-        .upload(&[0; 9], buffer.bytes_mut())
-        .unwrap_err()
-        .to_string();
+    let error = message(gpu.upload(&[0; 9], buffer.bytes_mut()));
     assert_eq!(error, "host bytes: given 9, accepted the device's 8");
 
     // Engines may call this C interface without the typed tier.
     let refused = |params: raw::MlaMergeParams| {
         // SAFETY: the parameters are refused before anything is launched.
-        unsafe { raw::check("merge", raw::mla_merge(&params, gpu.raw_stream())) }
-            .unwrap_err()
-            .to_string()
+        message(unsafe { raw::check("merge", raw::mla_merge(&params, gpu.raw_stream())) })
     };
     let valid = raw::MlaMergeParams {
         tokens: 2,
@@ -1458,13 +1442,9 @@ fn what_does_not_fit_is_refused_by_name() {
         width: 8,
         ..Default::default()
     };
-    assert!(
-        refused(raw::MlaMergeParams { dtype: 7, ..valid })
-            .starts_with("dtype: given 7, accepted MLA_DTYPE_BF16")
-    );
-    assert!(
-        refused(raw::MlaMergeParams { heads: -1, ..valid })
-            .starts_with("heads: given -1, accepted 0..=65536")
-    );
+    let wrong = raw::MlaMergeParams { dtype: 7, ..valid };
+    assert!(refused(wrong).starts_with("dtype: given 7, accepted MLA_DTYPE_BF16"));
+    let wrong = raw::MlaMergeParams { heads: -1, ..valid };
+    assert!(refused(wrong).starts_with("heads: given -1, accepted 0..=65536"));
     assert!(refused(valid).starts_with("out: given 0, accepted a device pointer"));
 }

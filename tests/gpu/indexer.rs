@@ -11,7 +11,6 @@ use mla_runtime::indexer::{
 use mla_runtime::model::{DType, IndexerConfig, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, Rotary, TensorMut, TensorRef};
 use rand::RngExt as _;
-use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
 use crate::common::{download, download_all, gpu, rng, upload, upload_all};

@@ -19,6 +19,7 @@ macro_rules! conformance {
 
 #[cfg(any(feature = "sm80", feature = "sm90"))]
 #[path = "../calls/mod.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
 mod calls;
 mod common;
 mod cubins;

@@ -25,7 +25,6 @@ mod two_gpus;
 use mla_kernels::Cuda;
 use mla_kernels::backends::sm90::{WgmmaAttn, WgmmaMla, WgmmaMlaNarrow, WgmmaMlaPerToken};
 use mla_runtime::backend::{DecodeBackend, DecodeStage, PrefillBackend, PrefillStage, StepLimits};
-use mla_runtime::device::Device;
 use mla_runtime::layer::{MlaLayer, Workspace};
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
 use rand::RngExt as _;
