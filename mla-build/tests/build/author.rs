@@ -260,7 +260,7 @@ fn first_error_ends_the_build() {
 
 #[test]
 #[ignore = "needs libclang, which `cargo xtask toolkit` installs: \
-            cargo test -p mla-build -- --ignored declared"]
+            cargo test -p mla-build -- --ignored undefined"]
 fn undefined_function_is_refused() {
     let world = World::new();
     world.write(

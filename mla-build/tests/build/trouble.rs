@@ -463,7 +463,7 @@ fn read_only_cache() {
 }
 
 #[test]
-#[ignore = "needs unprivileged mount namespaces: cargo test -p mla-build -- --ignored cache"]
+#[ignore = "needs unprivileged mount namespaces: cargo test -p mla-build -- --ignored full_disk"]
 fn full_disk() {
     let world = World::new();
     let big = format!("body-a\n{}\n", "x".repeat(400_000));
