@@ -15,9 +15,12 @@ const B: &str = "cuda/sm90/b.cu";
 const C: &str = "cuda/all/c.cu";
 const NEW: &str = "cuda/sm90/new.cu";
 
+/// Changes something, and describes the build after it.
+type Change = fn(&World) -> Kernels;
+
 #[test]
 fn nothing_is_compiled_again() {
-    let changes: [(&str, fn(&World) -> Kernels); 6] = [
+    let changes: [(&str, Change); 6] = [
         ("a second build", World::kernels),
         ("new times of all files", |world| {
             let later = SystemTime::now() + Duration::from_secs(3600);
