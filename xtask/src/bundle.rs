@@ -8,11 +8,11 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use cargo_metadata::{Artifact, Message, TargetKind};
 use mla_build::report::size;
 
-use crate::{Workspace, succeed};
+use crate::{Workspace, messages, succeed};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -194,37 +194,25 @@ fn build(
     features: &str,
 ) -> anyhow::Result<Vec<Artifact>> {
     let mut cargo = workspace.cargo();
-    cargo.arg(command);
-    cargo.arg("--release");
+    cargo.args([command, "--release"]);
     if command == "test" {
         cargo.arg("--no-run");
     }
-    let mut child = cargo
+    cargo
         .args(packages)
-        .args([
-            "--features",
-            features,
-            "--message-format=json-render-diagnostics",
-        ])
+        .args(["--features", features])
         .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cargo does not start")?;
-    let stdout = child.stdout.take().context("cargo has no output")?;
-    let mut artifacts = Vec::new();
-    for message in Message::parse_stream(std::io::BufReader::new(stdout)) {
-        if let Message::CompilerArtifact(artifact) = message?
-            && artifact.executable.is_some()
-            && !artifact.target.kind.contains(&TargetKind::CustomBuild)
-        {
-            artifacts.push(artifact);
-        }
-    }
-    if !child.wait()?.success() {
-        bail!("cargo {command} failed; its message stands above");
-    }
-    Ok(artifacts)
+        .stderr(Stdio::inherit());
+    let (succeeds, messages) = messages(&mut cargo)?;
+    ensure!(succeeds, "cargo {command} failed; its message stands above");
+    let artifacts = messages.into_iter().filter_map(|message| match message {
+        Message::CompilerArtifact(artifact) => Some(artifact),
+        _ => None,
+    });
+    let programs = artifacts.filter(|artifact| {
+        artifact.executable.is_some() && !artifact.target.kind.contains(&TargetKind::CustomBuild)
+    });
+    Ok(programs.collect())
 }
 
 fn executable(artifact: &Artifact) -> anyhow::Result<PathBuf> {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 // The kernels are compiled in the same way as in the build of the working tree.
-use crate::{Workspace, sass::kernels};
+use crate::{Workspace, sass::described};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -30,16 +30,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(folder) => std::path::absolute(folder)?,
         None => workspace.target.join("cubins"),
     };
-    let mut kernels = kernels::kernels(&workspace.root)?
-        .root(&workspace.root)
-        .only_sources(format!("cuda/{}", arguments.only))
+    described(&workspace.root, &arguments.families, &arguments.only)?
         .declarations("cuda/include/mla.rs")
         .out_dir(workspace.target.join("cubins-build"))
-        .code(&folder);
-    for family in &arguments.families {
-        kernels = kernels.enable(family);
-    }
-    kernels.compile("mla")?;
+        .code(&folder)
+        .compile("mla")?;
     let path = folder.join(FILE);
     let code: Code = serde_json::from_slice(&fs::read(&path)?)?;
     let mut manifest = serde_json::to_value(&code)?;

@@ -1,11 +1,11 @@
 //! The Rust declarations of the kernels' C interface, in files beside its headers.
 
-use std::{fs, io::BufReader, path::Path, process::Stdio};
+use std::{fs, path::Path};
 
 use anyhow::{Context, ensure};
 use cargo_metadata::Message;
 
-use crate::Workspace;
+use crate::{Workspace, messages};
 
 pub(crate) fn run() -> anyhow::Result<()> {
     let workspace = Workspace::find()?;
@@ -37,33 +37,25 @@ pub(crate) fn run() -> anyhow::Result<()> {
 /// need not compile, since it may lack the very declarations that will be written.
 fn made(workspace: &Workspace) -> anyhow::Result<String> {
     let features = families(workspace)?.join(",") + ",division";
-    let mut check = workspace
-        .cargo()
+    let mut check = workspace.cargo();
+    check
         .args(["check", "--quiet", "--package=mla-kernels"])
         .arg(format!("--features={features}"))
-        .arg("--message-format=json-render-diagnostics")
-        .env("MLA_BUILD_ONLY", "new-bindings")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()?;
-    let output = check.stdout.take().context("Cargo's messages")?;
-    let mut folder = None;
-    for message in Message::parse_stream(BufReader::new(output)) {
-        if let Message::BuildScriptExecuted(script) = message?
-            && script.package_id.repr.contains("#mla-kernels@")
-        {
-            folder = Some(script.out_dir);
-        }
-    }
-    check.wait()?;
-    let folder = folder.with_context(|| {
+        .env("MLA_BUILD_ONLY", "new-bindings");
+    let (_, messages) = messages(&mut check)?;
+    let scripts = messages.into_iter().filter_map(|message| match message {
+        Message::BuildScriptExecuted(script) => Some(script),
+        _ => None,
+    });
+    let mut own = scripts.filter(|it| it.package_id.repr.contains("#mla-kernels@"));
+    let script = own.next_back().with_context(|| {
         format!(
             "the build script of mla-kernels failed; \
              `MLA_BUILD_ONLY=new-bindings cargo check -p mla-kernels --features {features}` says \
              why"
         )
     })?;
-    let path = folder.join("mla.rs");
+    let path = script.out_dir.join("mla.rs");
     fs::read_to_string(&path).with_context(|| path.to_string())
 }
 

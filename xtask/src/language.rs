@@ -111,6 +111,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn comments_begin_with_a_subject() {
+        run().unwrap();
+    }
+
+    #[test]
     fn comments_are_read_in_blocks() {
         let source = "//! One\n//! So\n\n/// Two\n// Of three\nlet a = 'x'; // Four\n    // So on\n\
                       let b = 1'000; // Five\n\n// Six\n\n// Seven\nint c; /* What */ // Eight\n";

@@ -17,10 +17,11 @@ mod sass;
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, ExitCode},
+    process::{Command, ExitCode, Stdio},
 };
 
 use anyhow::{Context, ensure};
+use cargo_metadata::Message;
 use clap::{Parser, Subcommand};
 
 /// Developer chores of this workspace.
@@ -59,7 +60,7 @@ enum Chore {
     /// List comments that begin without a subject.
     Language,
     /// Check that the published packages are complete and contain nothing else.
-    Package(package::Arguments),
+    Package,
     /// Compile the kernels into packages, so that a release needs no nvcc, and check the packages
     /// to publish.
     Release(release::Arguments),
@@ -91,7 +92,7 @@ fn run(chore: Chore) -> anyhow::Result<()> {
         Chore::Book(arguments) => book::run(&arguments),
         Chore::Sass(arguments) => sass::run(&arguments),
         Chore::Language => language::run(),
-        Chore::Package(arguments) => package::run(&arguments),
+        Chore::Package => package::run(),
         Chore::Release(arguments) => release::run(&arguments),
         Chore::MacroCost(arguments) => macro_cost::run(&arguments),
     }
@@ -160,6 +161,15 @@ fn text_of(command: &mut Command) -> anyhow::Result<String> {
         String::from_utf8_lossy(&output.stderr)
     );
     Ok(String::from_utf8(output.stdout)?)
+}
+
+/// Runs a command of Cargo's that compiles. Returns true if it succeeds, and its messages.
+fn messages(cargo: &mut Command) -> anyhow::Result<(bool, Vec<Message>)> {
+    cargo.arg("--message-format=json-render-diagnostics");
+    cargo.stdin(Stdio::null());
+    let output = cargo.output().context("cargo does not start")?;
+    let messages = Message::parse_stream(output.stdout.as_slice());
+    Ok((output.status.success(), messages.collect::<Result<_, _>>()?))
 }
 
 /// Returns a call of pip that installs wheels into a folder.

@@ -7,9 +7,6 @@ use cargo_metadata::{Metadata, Package};
 
 use crate::{Workspace, text_of};
 
-#[derive(clap::Args)]
-pub(crate) struct Arguments {}
-
 /// The published packages with their folders, and the files that each must contain besides its
 /// sources. A name that ends in `/` stands for all files that git tracks below it.
 const PACKAGES: &[(&str, &str, &[&str])] = &[
@@ -81,7 +78,7 @@ const FOREIGN: &[&str] = &[
 /// Folders that a package's users do not need.
 const FOR_DEVELOPERS: &[&str] = &["docs/log/", "tests/"];
 
-pub(crate) fn run(_: &Arguments) -> anyhow::Result<()> {
+pub(crate) fn run() -> anyhow::Result<()> {
     let workspace = Workspace::find()?;
     let known: Vec<_> = PACKAGES.iter().map(|(package, ..)| *package).collect();
     for package in published(&workspace.metadata()?) {

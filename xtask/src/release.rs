@@ -15,7 +15,10 @@ use std::{
 
 use anyhow::{Context, ensure};
 use cargo_metadata::{DependencyKind, Metadata, Package};
-use mla_build::{report::size, toolkit::Pins};
+use mla_build::{
+    report::size,
+    toolkit::{Pins, Version},
+};
 use serde_json::{Value, json};
 
 use crate::{Workspace, package, succeed, text_of};
@@ -81,7 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     for (_, package) in packages(&families) {
         check_size(&workspace, package)?;
     }
-    package::run(&package::Arguments {})?;
+    package::run()?;
     println!(
         "to publish, in this order: {}",
         order(&workspace.metadata()?)?.join(", ")
@@ -244,9 +247,9 @@ fn driver(description: &Value) -> anyhow::Result<String> {
         .next()
         .and_then(|it| it[1].as_str())
         .context("CUDA has no version")?;
-    let mut numbers = version.split('.').map(|number| number.parse::<u32>().ok());
-    let release = numbers.next().flatten().zip(numbers.next().flatten());
-    let (major, minor) = release.with_context(|| format!("no release of CUDA: {version}"))?;
+    let release = Version::from_start(version);
+    let release = release.with_context(|| format!("no release of CUDA: {version}"))?;
+    let Version { major, minor } = release;
     let ptx = drivers::first([major, minor]).with_context(|| {
         format!("CUDA {version}: DRIVERS of src/drivers.rs does not know its driver")
     })?;

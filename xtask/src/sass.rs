@@ -3,7 +3,7 @@
 
 // Both revisions are compiled in the same way as in the build of the working tree.
 #[path = "../../cuda/kernels.rs"]
-pub(crate) mod kernels;
+mod kernels;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use mla_build::Kernels;
 
 use crate::{Workspace, pip, succeed, text_of};
 
@@ -133,15 +134,17 @@ fn build(arguments: &Arguments, tree: &Path, out: &Path) -> anyhow::Result<PathB
     Ok(fs::read_to_string(&library)?.into())
 }
 
+/// Describes the kernels of a tree, of these families and of sources below `cuda` that match a
+/// glob.
+pub(crate) fn described(tree: &Path, families: &[String], only: &str) -> anyhow::Result<Kernels> {
+    let kernels = kernels::kernels(tree)?.root(tree);
+    let kernels = kernels.only_sources(format!("cuda/{only}"));
+    Ok(families.iter().fold(kernels, Kernels::enable))
+}
+
 fn compile(arguments: &Arguments, tree: &Path, out: &Path) -> anyhow::Result<()> {
-    let mut kernels = kernels::kernels(tree)?
-        .root(tree)
-        .only_sources(format!("cuda/{}", arguments.only))
-        .out_dir(out);
-    for family in &arguments.families {
-        kernels = kernels.enable(family);
-    }
-    let built = kernels.compile("mla")?;
+    let kernels = described(tree, &arguments.families, &arguments.only)?;
+    let built = kernels.out_dir(out).compile("mla")?;
     fs::write(
         out.join("library"),
         built.library.to_string_lossy().as_ref(),
