@@ -468,7 +468,10 @@ fn full_disk() {
     let world = World::new();
     let big = format!("body-a\n{}\n", "x".repeat(400_000));
     world.write("package/cuda/sm90/a.cu", &big);
-    let stderr = in_namespace(&world, "mount -t tmpfs -o size=128k,mode=700 none \"$CACHE\"");
+    let stderr = in_namespace(
+        &world,
+        "mount -t tmpfs -o size=128k,mode=700 none \"$CACHE\"",
+    );
     assert_eq!(world.calls(), ALL);
     stderr.says("cannot be written (No space left on device");
     world.library("out").says("body-a");

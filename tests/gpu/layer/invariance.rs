@@ -3,51 +3,14 @@
 
 use std::collections::BTreeSet;
 
-use mla_kernels::Cuda;
 use mla_kernels::backends::sm90::WgmmaAttn;
-use mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits};
 use mla_runtime::layer::MlaLayer;
 use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
-use mla_runtime::spec::{BackendSpec, Feature, FeatureSet, Phase, Platform, QueryLen};
-use mla_runtime::{Error, Result};
 
 use super::batch::{Batch, Case, Outcome};
+use super::gathered::NoDecode;
 use crate::common::{cache_bytes, gpu, rng};
 use crate::tensors::pick;
-
-/// Placeholder for a decode backend. A step without decodes never calls it.
-struct NoDecode;
-
-impl DecodeBackend for NoDecode {
-    type Device = Cuda;
-    type State = ();
-    type Metadata = ();
-
-    const SPEC: BackendSpec = BackendSpec::new("NO_DECODE", Phase::Decode, Platform::Cuda)
-        .with_query_len(QueryLen::Ragged)
-        .with_features(FeatureSet::of(&[Feature::BatchInvariant]))
-        .with_kv_formats(KvFormat::ALL);
-
-    fn new(_: &Cuda, _: &LayerConfig) -> Result<Self> {
-        Ok(Self)
-    }
-
-    fn state(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
-        Ok(())
-    }
-
-    fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
-        Ok(())
-    }
-
-    fn prepare(&self, _: &Cuda, _: &DecodeBatch<'_, Cuda>, (): &mut (), (): &mut ()) -> Result<()> {
-        Err(Error::argument("decode", "a step with decodes", "none"))
-    }
-
-    unsafe fn decode(&self, _: &Cuda, _: DecodeCall<'_, Cuda>, (): &mut (), (): &()) -> Result<()> {
-        Err(Error::argument("decode", "a step with decodes", "none"))
-    }
-}
 
 /// The numbers of new tokens and of all tokens. New tokens are around the sizes from which on GEMMs
 /// and expansions use other kernels if bits may depend on the batch. Contexts are around the rows

@@ -1,12 +1,13 @@
-//! Tests of rows in an engine's own order on a GPU.
+//! Tests of rows in an engine's own order, and of drafts that see each other, on a GPU.
 
 use mla_kernels::Cuda;
+use mla_runtime::model::{DType, KvFormat};
 use mla_runtime::plan::slots::SKIPPED;
 use rand::RngExt as _;
 use rand::seq::SliceRandom as _;
 
 use super::batch::{Batch, Case, Engine, Outcome};
-use super::{GpuLayer, MIXED, gpu_layer};
+use super::{GpuLayer, MIXED, check, gpu_layer};
 use crate::common::{gpu, rng};
 
 /// Moves rows of `bytes` bytes each to their places among `rows` rows of bytes 0xff.
@@ -80,5 +81,30 @@ fn any_rows_have_the_packed_bits() {
             .flat_map(|head| spread(head, 4, &places, rows))
             .collect();
         assert!(own.lse == lse && own.cache == packed.cache, "seed {seed}");
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored layer"]
+fn drafts_that_see_each_other_agree_with_the_cpu() {
+    let gpu = &*gpu();
+    for (kv_format, dtype) in [
+        (KvFormat::BF16, DType::BF16),
+        (KvFormat::F16, DType::F16),
+        (KvFormat::Fp8, DType::BF16),
+    ] {
+        for threshold in [0, 4, 16] {
+            let case = Case {
+                kv_format,
+                dtype,
+                threshold,
+                causal: false,
+                ..Case::new(
+                    16,
+                    &[(1, 700), (4, 9), (3, 200), (16, 900), (12, 13), (70, 500)],
+                )
+            };
+            check(gpu, &case);
+        }
     }
 }
