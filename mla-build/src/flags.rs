@@ -305,6 +305,21 @@ mod tests {
             ("--version", "nvcc compiles"),
             ("main.cu", "one flag"),
             ("-maxrregcount 128", "one flag"),
+            ("-cubin", "one object per source"),
+            ("-dc", "one object per source"),
+            ("-fdevice-syntax-only", "one object per source"),
+            ("-dlto", "host code alone"),
+            ("--relocatable-device-code=true", "host code alone"),
+            ("-keep", "writes no file"),
+            ("-o", "writes no file"),
+            ("-MF=x", "for the cache"),
+            ("--dryrun", "nvcc compiles"),
+            ("-w", "diag-suppress"),
+            ("--entries", "all kernels"),
+            ("-split-compile=0", "jobserver"),
+            ("--threads=4", "jobserver"),
+            ("-code=sm_80", "Kernels::family"),
+            ("--device-debug", "MLA_BUILD_LINE_INFO"),
         ] {
             let message = check(flag).unwrap_err().to_string();
             assert!(

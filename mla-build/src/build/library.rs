@@ -248,9 +248,22 @@ pub(super) fn remove(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Adds a library to the list of the script's libraries. A second library of the same name is
-/// refused, since both would have the same files. The first library of a run removes the files of
-/// all libraries on the old list. The others write theirs again.
+/// Refuses to compile a second library of the same name in a build script, since both would have
+/// the same files.
+pub(super) fn claim(library: &str) -> Result<(), Error> {
+    static CLAIMED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    // The list holds only whole names at every moment, so it is valid even after a panic elsewhere.
+    let mut claimed = CLAIMED.lock().unwrap_or_else(PoisonError::into_inner);
+    if claimed.iter().any(|claimed| claimed == library) {
+        let accepted = "a name that no other library of this build script has";
+        return Err(Error::setting("library", library, accepted));
+    }
+    claimed.push(library.to_owned());
+    Ok(())
+}
+
+/// Adds a library to the list of the script's libraries. The first library of a run removes the
+/// files of all libraries on the old list. The others write theirs again.
 pub(super) fn remember(out_dir: &Path, library: &str) -> Result<(), Error> {
     static KNOWN: Mutex<Vec<String>> = Mutex::new(Vec::new());
     // The list holds only whole names at every moment, so it is valid even after a panic elsewhere.
@@ -262,10 +275,8 @@ pub(super) fn remember(out_dir: &Path, library: &str) -> Result<(), Error> {
             remove_products(out_dir, gone)?;
         }
     }
-    if known.iter().any(|known| known == library) {
-        let accepted = "a name that no other library of this build script has";
-        return Err(Error::setting("library", library, accepted));
+    if !known.iter().any(|known| known == library) {
+        known.push(library.to_owned());
     }
-    known.push(library.to_owned());
     fs::write(&path, known.join("\n")).map_err(Error::file("write", &path))
 }

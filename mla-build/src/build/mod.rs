@@ -102,6 +102,7 @@ impl Kernels {
         settings::check_library(library)?;
         let (out_dir, for_cargo) = (library::output_folder(&self)?, self.out_dir.is_none());
         if for_cargo {
+            library::claim(library)?;
             library::remember(&out_dir, library)?;
         }
         let made = Library::new(self, library).and_then(Library::make);

@@ -81,7 +81,12 @@ fn cargo_in_a_strange_folder() {
 #[test]
 fn bad_path_characters() {
     let world = World::new();
-    for file in ["head$ers/x.h", "package/it's/x.h", "package/odd/a,b.cu"] {
+    for file in [
+        "head$ers/x.h",
+        "package/it's/x.h",
+        "package/odd/a,b.cu",
+        "package/lines/a\nb.cu",
+    ] {
         world.write(file, "");
     }
     world.write("package/$(touch ran)/x.cu", "");
@@ -98,6 +103,10 @@ fn bad_path_characters() {
         (
             world.kernels().sources("odd/*.cu"),
             "sources: given \"a,b.cu\", accepted a path without ','",
+        ),
+        (
+            world.kernels().sources("lines/*.cu"),
+            "accepted a path without '\\n'",
         ),
         (
             world.kernels().sources("$*/*.cu"),

@@ -93,6 +93,8 @@ fn changes_compile_what_they_concern() {
     }
     world.host("(Stub) 13.1.0", &[]);
     assert_eq!(world.compiled(), ALL);
+    world.host("(Stub) 12.2.0", &[]);
+    assert_eq!(world.compiled(), NONE);
     let flag = world.kernels().flag("--use_fast_math");
     assert_eq!(world.compiled_by(flag), ALL);
     let define = world.kernels().define("MLA_TILE=64");

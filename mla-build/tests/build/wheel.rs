@@ -1,8 +1,8 @@
 //! Headers of a wheel that the package pins.
 
-use std::fs;
+use std::{fs, process::Command};
 
-use crate::stub::{Says, World, succeeds};
+use crate::stub::{Says, World, fails, succeeds};
 
 /// Makes a package whose source shows which CUTLASS it was compiled with, and a wheel with its own
 /// CUTLASS.
@@ -32,14 +32,18 @@ fn world() -> World {
 }
 
 /// Builds with a wheel that a variable leads to, and returns what the build printed.
-fn build(world: &World, pin: &str, (variable, folder): (&str, &str)) -> String {
+fn build(world: &World, pin: &str, place: (&str, &str)) -> String {
+    succeeds(&mut with_wheel(world, pin, place)).stderr
+}
+
+fn with_wheel(world: &World, pin: &str, (variable, folder): (&str, &str)) -> Command {
     let mut build = world.command("out");
     build
         .args(["--sources=shim/*.cc", "--cutlass", "--wheel"])
         .arg(format!("{pin}:flash/include"))
         .env(variable, world.at(folder))
         .env("MLA_CUTLASS", world.at("cutlass"));
-    succeeds(&mut build).stderr
+    build
 }
 
 #[test]
@@ -58,4 +62,11 @@ fn the_pinned_version_is_taken_and_comes_before_cutlass() {
     build(&world, "flash-infer==1.0", moved).says("1 cached, 0 to compile");
     let report = world.read("out/kernels.report.json");
     report.says("MLA_WHEEL_FLASH_INFER");
+
+    // The folder in which a wheel is looked for is the one into which the command installs it.
+    let missing = ("MLA_WHEELS", "moved");
+    let folder = world.named("moved/flash-infer-2.0");
+    fails(&mut with_wheel(&world, "flash-infer==2.0", missing)).says(&format!(
+        "python3 -m pip install --no-deps --target {folder} flash-infer==2.0"
+    ));
 }

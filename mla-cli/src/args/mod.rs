@@ -139,8 +139,8 @@ impl Model {
         self.config.indexer.is_some() || self.config.foreign_indexer.is_some()
     }
 
-    /// Returns lines about the softmax scale and the rotation, and a line for each task that is left
-    /// to the engine.
+    /// Returns lines about the softmax scale and the rotation, and a line for each task that is
+    /// left to the engine.
     pub fn engine_work(&self) -> String {
         let (scale, rope) = (self.config.softmax_scale(), self.config.rope);
         let numbers = format!("Softmax scale {scale:.6}.\nRotation: {rope}.\n");

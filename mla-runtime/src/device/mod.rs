@@ -284,8 +284,8 @@ pub trait Device: Memory {
         Ok(())
     }
 
-    /// Checks that [`gemm`](Self::gemm) supports this factor or product `[B, M, N]`. The layer calls
-    /// this before it enqueues anything.
+    /// Checks that [`gemm`](Self::gemm) supports this factor or product `[B, M, N]`. The layer
+    /// calls this before it enqueues anything.
     ///
     /// # Errors
     ///

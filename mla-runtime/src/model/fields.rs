@@ -148,6 +148,16 @@ impl<'a> Fields<'a> {
         })
     }
 
+    /// The names in `layer_types` of layers with latent attention, if there is such a list.
+    pub(super) fn own_layer_types(&self) -> Option<Vec<&'a str>> {
+        let types = self.get("layer_types").and_then(|(_, it)| it.as_array())?;
+        let mut words: Vec<&str> = types.iter().filter_map(Value::as_str).collect();
+        words.retain(|word| *word != "linear_attention");
+        words.sort_unstable();
+        words.dedup();
+        Some(words)
+    }
+
     /// The places where a field was looked for but not found.
     pub(super) fn looked_for(&self, field: &str) -> String {
         let places = self.levels.iter().map(|(path, _)| format!("{path}{field}"));

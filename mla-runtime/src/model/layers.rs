@@ -196,18 +196,6 @@ fn has_two_attentions(fields: &Fields<'_>) -> bool {
     fields.is_of(&["longcat"]) && fields.get("layer_group_size").is_none()
 }
 
-/// The names in `layer_types` of layers with latent attention, if there is such a list.
-pub(super) fn own_words<'a>(fields: &Fields<'a>) -> Option<Vec<&'a str>> {
-    let types = fields
-        .get("layer_types")
-        .and_then(|(_, it)| it.as_array())?;
-    let mut words: Vec<&str> = types.iter().filter_map(Value::as_str).collect();
-    words.retain(|word| *word != "linear_attention");
-    words.sort_unstable();
-    words.dedup();
-    Some(words)
-}
-
 /// `layer_types`: `["full_attention", "linear_attention", …]`.
 fn by_types(fields: &Fields<'_>, all: Option<u32>) -> Result<Spelling> {
     let Some((field, types)) = fields.get("layer_types") else {

@@ -4,7 +4,6 @@
 use serde_json::Value;
 
 use super::fields::{Fields, shown};
-use super::layers;
 use crate::{Error, Result};
 
 /// A field, and the values of it that ask for something missing.
@@ -147,7 +146,12 @@ pub(super) fn check(fields: &Fields<'_>) -> Result<()> {
     // are named, each name says which have one.
     match fields.get("use_sliding_window") {
         Some((_, Value::Bool(false))) => Ok(()),
-        _ if layers::own_words(fields).is_some_and(|words| !words.contains(&WINDOWED)) => Ok(()),
+        _ if fields
+            .own_layer_types()
+            .is_some_and(|own| !own.contains(&WINDOWED)) =>
+        {
+            Ok(())
+        }
         _ => refuse(fields, "sliding_window", WINDOW, is_set),
     }
 }

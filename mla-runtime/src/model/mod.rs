@@ -143,8 +143,8 @@ impl ModelConfig {
     ///
     /// Fields that are not about attention are ignored. A field whose name suggests attention must
     /// be known, or the error names it. Such names contain `attention`, `index`, `gate`, `window`,
-    /// `rope`, `scale`, `sink` and the like. The same holds for every field of the rotary section. A
-    /// switch (`use_…`, `enable_…`) that is false is skipped, unless the model has what it names.
+    /// `rope`, `scale`, `sink` and the like. The same holds for every field of the rotary section.
+    /// A switch (`use_…`, `enable_…`) that is false is skipped, unless the model has what it names.
     ///
     /// | field | |
     /// |---|---|

@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use serde_json::{Map, Value, json};
 
 use super::fields::{Fields, absent, contradiction, integer, invalid, shown, unknown_key};
+use super::names;
 use super::rope::{OTHER_SCALINGS, QueryScaling, Rope, RopeScaling, Yarn};
-use super::{layers, names};
 use crate::model::RotaryStyle;
 use crate::{Error, Result};
 
@@ -197,7 +197,7 @@ fn of_layers<'a>(
     let mut chosen: Option<Section<'a>> = None;
     let given = values.keys().map(String::as_str);
     let own = given.filter(|word| !OTHER_KINDS.contains(word));
-    for word in layers::own_words(fields).unwrap_or_else(|| own.collect()) {
+    for word in fields.own_layer_types().unwrap_or_else(|| own.collect()) {
         let path = format!("{path}.{word}");
         let inner = match values.get(word) {
             Some(Value::Object(inner)) => inner,
