@@ -3,7 +3,7 @@
  * Every function returns 0, a cudaError_t above 0, or -1; fi_last_error() tells the last in words.
  * Strides count elements. A launch enqueues on `stream` (a CUstream) of the current context,
  * allocates nothing and waits for nothing. Plans are made on the host and read nothing of the
- * device. */
+ * device but its number of SMs. */
 #ifndef MLA_FLASHINFER_H
 #define MLA_FLASHINFER_H
 
@@ -34,7 +34,8 @@ typedef struct FiMlaPlan {
     void* staging;               /* staging_bytes on the host, 16-byte aligned */
     int32_t* lists;              /* [FI_MLA_LISTS, capacity] on the host: what is written */
     int64_t staging_bytes;
-    int32_t requests, heads, capacity, sms;
+    int32_t requests, heads, capacity;
+    int32_t sms;            /* those of the current device, which FlashInfer counts, too */
     int32_t grid_x, grid_y; /* written: the CTAs of the launch */
 } FiMlaPlan;
 

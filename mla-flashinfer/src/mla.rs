@@ -198,7 +198,7 @@ impl DecodeBackend for FlashInferMla {
         device.bind()?;
         // SAFETY: each list has the length that the header gives for these numbers of requests and
         // entries. The staging has the size that `fi_mla_staging_bytes` returned. All of them
-        // outlive the call.
+        // outlive the call. The number of SMs is that of the current device.
         check("plan of FLASHINFER_MLA", unsafe {
             ffi::fi_mla_plan(&raw mut call)
         })?;

@@ -13,8 +13,8 @@ use crate::raw::{self, MlaStatus};
 /// The functions of a family's kernel for calls that `Params` describes. `mla_<family>.h` declares
 /// them.
 pub(super) trait Kernel<Params>: Copy {
-    /// Loads the kernel, so that no launch has to. By default it is loaded with the device's
-    /// helpers.
+    /// Loads the kernel, so that no launch has to. By default nothing is done: the workspace's
+    /// query or the first launch loads it.
     ///
     /// # Safety
     ///
@@ -34,7 +34,8 @@ pub(super) trait Kernel<Params>: Copy {
     ///
     /// # Safety
     ///
-    /// Every address in `params` is as the header says.
+    /// Every address in `params` is as the header says, and so is `workspace`: its counters are
+    /// zero.
     unsafe fn launch(
         self,
         params: &Params,

@@ -93,8 +93,8 @@ macro_rules! kernel_backend {
                 else {
                     return Ok(());
                 };
-                // SAFETY: `params` checked every tensor and array, and named the state's workspace.
-                // The caller promises the contents of the arrays.
+                // SAFETY: `params` checked every tensor and array. The caller promises the contents
+                // of the arrays, and that a backend of this type made the state.
                 unsafe {
                     $crate::backends::kernel::launch(
                         self.kernel, $operation, &params, state, device,
