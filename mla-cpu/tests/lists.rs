@@ -4,7 +4,6 @@
 
 mod common;
 
-use bytemuck::Pod;
 use half::bf16;
 use mla_cpu::{Cpu, CpuDecode};
 use mla_runtime::backend::{
@@ -22,61 +21,47 @@ const DIMS: MlaDims = MlaDims::new(128, HeadDims::new(16, 8, 16));
 const LATENT: usize = 128;
 const ROW: usize = 136;
 const HEADS: usize = 3;
-const SCALE: f32 = 0.2;
 
-/// Outputs, and log-sum-exps as `[heads, tokens]`.
-type Attended = (Vec<f32>, Vec<f32>);
-
-/// Runs queries over a cache. Each query is a request of one token. Without lists, each attends to
-/// all positions in its row of `tables`.
-fn run<T: mla_runtime::model::Element + Pod>(
-    queries: &[T],
+/// Runs queries over a cache, and returns the bits of outputs and log-sum-exps. Each query is a
+/// request of one token. Without lists, each attends to all positions in its row of `tables`.
+fn run(
+    queries: &[bf16],
     cache: CacheRef<'_, Cpu>,
     lists: Option<SlotLists<'_, Cpu>>,
     tables: &[i32],
-) -> Attended {
+) -> Vec<u32> {
     let cpu = Cpu::new();
     let tokens = queries.len() / (HEADS * ROW);
     let layout = *cache.layout();
-    let problem = Problem::new(DIMS, HEADS as u32, T::DTYPE)
+    let problem = Problem::new(DIMS, HEADS as u32, DType::BF16)
         .with_kv_format(layout.format)
         .with_sparse(lists.is_some())
         .with_page_size(layout.page_size as u32)
         .with_query_len(QueryLen::Single);
-    let backend = CpuDecode::new(&cpu, &LayerConfig::new(problem, SCALE)).unwrap();
-    let max_pages = (tables.len() / tokens).max(1);
-    let limits = StepLimits::new(tokens, tokens, max_pages).with_decode_query_len(1);
+    let backend = CpuDecode::new(&cpu, &LayerConfig::new(problem, 0.2)).unwrap();
+    let limits = StepLimits::new(tokens, tokens, 1).with_decode_query_len(1);
     let mut state = backend.state(&cpu, &limits).unwrap();
-    let unused = vec![0; tokens];
-    let (tables, len) = match tables {
-        [] => (&unused[..], 0),
-        _ => (tables, max_pages * layout.page_size),
-    };
-    let lens = vec![len as i32; tokens];
+    let lens = vec![layout.page_size as i32; tokens];
     let starts: Vec<i32> = (0..=tokens as i32).collect();
-    let mut out = vec![T::from_f32(f32::NAN); tokens * HEADS * LATENT];
+    let mut out = vec![bf16::NAN; tokens * HEADS * LATENT];
     let mut lse = vec![f32::NAN; HEADS * tokens];
     let batch = DecodeBatch::new(
-        BlockTable::new(ArrayRef::from_slice(tables), tokens, max_pages).unwrap(),
-        (ArrayRef::from_slice(&lens), len),
+        BlockTable::new(ArrayRef::from_slice(tables), tokens, 1).unwrap(),
+        (ArrayRef::from_slice(&lens), layout.page_size),
         (ArrayRef::from_slice(&starts), 1),
     );
-    let to = TensorMut::from_slice(&mut out, [tokens, HEADS, LATENT]).unwrap();
     let call = DecodeCall::new(
         Query::Concatenated(TensorRef::from_slice(queries, [tokens, HEADS, ROW]).unwrap()),
         cache.shorten(),
         batch,
-        Output::Plain(to),
+        Output::Plain(TensorMut::from_slice(&mut out, [tokens, HEADS, LATENT]).unwrap()),
     )
     .with_lse(Some(LseMut::from_slice(&mut lse, HEADS, tokens).unwrap()))
     .with_slots(lists.as_ref().map(SlotLists::shorten));
     // SAFETY: the CPU's backend checks the arrays of a call; the state is its own.
     unsafe { backend.decode(&cpu, call, &mut state, &()) }.unwrap();
-    (out.iter().map(|x| x.to_f32()).collect(), lse)
-}
-
-fn bits((out, lse): &Attended) -> Vec<u32> {
-    out.iter().chain(lse).map(|x| x.to_bits()).collect()
+    let out = out.iter().map(|x| x.to_f32());
+    out.chain(lse).map(f32::to_bits).collect()
 }
 
 /// Tests rows more than 2³¹ elements from the first one. The memory between them is mapped but
@@ -117,13 +102,12 @@ fn far_rows() {
         let list = [3, 64, 190, 191, 70, 1, 128, 2];
         let far_list = list.map(|slot| far_pages[slot / 64] * 64 + slot % 64);
         let attended = |bytes: &[u8], layout, list: [usize; 8], tables: [usize; 2]| {
-            let slots = list.map(|slot| slot as i32);
+            let (slots, tables) = (list.map(|at| at as i32), tables.map(|page| page as i32));
             let lists = SlotLists::new(ArrayRef::from_slice(&slots), 4);
-            let cache = CacheRef::new(bytes, layout).unwrap();
-            let sparse = run(&queries, cache, Some(lists), &[]);
-            let cache = CacheRef::new(bytes, layout).unwrap();
-            let dense = run(&queries, cache, None, &tables.map(|page| page as i32));
-            [bits(&sparse), bits(&dense)]
+            [Some(lists), None].map(|lists| {
+                let cache = CacheRef::new(bytes, layout).unwrap();
+                run(&queries, cache, lists, &tables)
+            })
         };
         let expected = attended(&small, near_layout, list, [2, 1]);
         let given = attended(&large, far_layout, far_list, [pages - 1, pages - 2]);

@@ -24,41 +24,19 @@ const LARGEST: usize = 64 << 20;
 
 struct Full;
 
-impl Full {
-    fn takes(bytes: usize) -> bool {
-        bytes <= LARGEST
-    }
-}
-
-// SAFETY: every method is the system allocator's, or returns null, as an allocator may.
+// SAFETY: both methods are the system allocator's, or return null, as an allocator may.
 unsafe impl GlobalAlloc for Full {
     unsafe fn alloc(&self, memory: Allocation) -> *mut u8 {
-        match Self::takes(memory.size()) {
+        match memory.size() <= LARGEST {
             // SAFETY: the caller keeps the contract of `alloc`.
             true => unsafe { System.alloc(memory) },
             false => std::ptr::null_mut(),
         }
     }
 
-    unsafe fn alloc_zeroed(&self, memory: Allocation) -> *mut u8 {
-        match Self::takes(memory.size()) {
-            // SAFETY: the caller keeps the contract of `alloc_zeroed`.
-            true => unsafe { System.alloc_zeroed(memory) },
-            false => std::ptr::null_mut(),
-        }
-    }
-
     unsafe fn dealloc(&self, pointer: *mut u8, memory: Allocation) {
-        // SAFETY: `pointer` came from `System` by the methods here.
+        // SAFETY: `pointer` came from `System` by the method above.
         unsafe { System.dealloc(pointer, memory) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, memory: Allocation, size: usize) -> *mut u8 {
-        match Self::takes(size) {
-            // SAFETY: `pointer` came from `System` by the methods here.
-            true => unsafe { System.realloc(pointer, memory, size) },
-            false => std::ptr::null_mut(),
-        }
     }
 }
 

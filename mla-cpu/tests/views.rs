@@ -1,18 +1,26 @@
-//! Tests views of extreme sizes. Each is either refused or has its usual meaning.
+//! Tests views of extreme sizes. Each is either refused or has its usual meaning. `views.txt` has
+//! the errors of refused views and operands: `BLESS=1 cargo test -p mla-cpu --test views` writes it
+//! anew.
+
+#[path = "common/refusals.rs"]
+mod refusals;
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
-use mla_runtime::device::{Device as _, Fp8Blocks};
+use mla_runtime::device::{Device as _, Fp8Blocks, absorption};
 use mla_runtime::indexer::IndexCacheLayout;
 use mla_runtime::layer::{MlaLayer, StepPlan, StepRequest, Weights};
 use mla_runtime::model::{DType, HeadDims, IndexerConfig, KvFormat, MlaDims};
 use mla_runtime::plan::memory::MemoryNeeds;
 use mla_runtime::spec::{Problem, QueryLen};
 use mla_runtime::tensor::{
-    ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides, Layout, LseLayout, LseRef,
-    Memory as _, Natural, TensorMut, TensorRef,
+    ArrayRef, BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides, Layout, LseLayout, LseMut,
+    LseRef, Memory as _, Natural, TensorMut, TensorRef,
 };
 use mla_runtime::{Result, named};
+use refusals::{Refused, refused};
+
+type Layer = MlaLayer<CpuPrefill, CpuDecode>;
 
 const DIMS: MlaDims = MlaDims::new(8, HeadDims::new(4, 4, 4));
 
@@ -24,27 +32,170 @@ fn bytes(len: usize) -> &'static [u8] {
     &ZEROS.0[..len]
 }
 
-#[test]
-fn overflowing_sizes_are_refused() {
-    let refused = |layout| {
-        let view = TensorRef::<Cpu>::new(bytes(64), layout).map(drop);
-        view.unwrap_err().to_string()
+fn tensor(bytes: &[u8], layout: Layout) -> Result<()> {
+    named("q_latent", TensorRef::<Cpu>::new(bytes, layout)).map(drop)
+}
+
+fn single_views() -> Refused {
+    let of_shape = |shape| tensor(bytes(64), Layout::contiguous(DType::F32, shape));
+    let layout = Layout::contiguous(DType::F32, [2, 2, 4]);
+    let overlapping = Layout {
+        strides: [1, 1, 1],
+        ..layout
     };
-    for shape in [[2, usize::MAX, 2], [usize::MAX; 3], [1, 1 << 40, 1 << 40]] {
-        let layout = Layout::contiguous(DType::F32, shape);
-        assert_eq!(layout.elements(), usize::MAX);
-        assert!(
-            refused(layout).ends_with("accepted one that lies within 64 bytes"),
-            "{layout}"
-        );
-    }
-    assert_eq!(
-        Layout::contiguous(DType::F32, [usize::MAX, 0, 2]).elements(),
-        0
+    let lse = LseLayout::heads_first(4, 5);
+    let cache = CacheLayout::contiguous(DIMS, KvFormat::F32, 1, 1);
+    let long = CacheLayout::contiguous(DIMS, KvFormat::F32, 2, usize::MAX);
+    let narrow = CacheLayout::contiguous(MlaDims::R1, KvFormat::BF16, 2, 64).with_row_stride(4);
+    let repeated = Layout {
+        strides: [0, 4, 1],
+        ..Layout::contiguous(DType::F32, [3, 1, 4])
+    };
+    let repeated = TensorRef::<Cpu>::new(bytes(16), repeated).unwrap();
+    let (one, small) = (
+        Layout::contiguous(DType::F32, [1, 1, 4]),
+        LseLayout::heads_first(2, 2),
     );
+    let mut out = vec![0u128; 4];
+    let out: &mut [u8] = bytemuck::cast_slice_mut(&mut out);
+    let without = |pages, page_size| {
+        let none = MlaDims::new(0, HeadDims::new(4, 0, 4));
+        let layout = CacheLayout::contiguous(none, KvFormat::F32, pages, page_size);
+        CacheRef::<Cpu>::new(&[], layout)
+    };
+    // If rows of eight entries were read as rows of four, the entries would belong to other
+    // requests.
+    let entries = [0; 16];
+    let table = |requests, pages| {
+        BlockTable::<Cpu>::new(ArrayRef::from_slice(&entries), requests, pages).map(drop)
+    };
+    refused! {
+        "tensor: sizes that overflow", of_shape([2, usize::MAX, 2]);
+        "tensor: the largest sizes", of_shape([usize::MAX; 3]);
+        "tensor: a product of sizes that overflows", of_shape([1, 1 << 40, 1 << 40]);
+        "tensor: longer than its bytes", tensor(bytes(60), layout);
+        "tensor: named twice", named("q_latent", tensor(bytes(60), layout));
+        "tensor: at two bytes past its alignment", tensor(&bytes(66)[2..], layout);
+        "tensor: rows that repeat a row, for 16 bytes", repeated.require_aligned("query", 16);
+        "output: elements that overlap",
+            named("attended", TensorMut::<Cpu>::new(&mut *out, overlapping));
+        "output: at an odd address", TensorMut::<Cpu>::new(&mut out[1..], one);
+        "array: longer than its bytes",
+            named("lens", ArrayRef::<Cpu, i64>::new(bytes(64), 9));
+        "array: at an odd address", ArrayRef::<Cpu, i32>::new(&bytes(64)[1..], 4);
+        "lse: longer than its bytes",
+            named("lse", LseRef::<Cpu, Natural>::new(bytes(64), lse));
+        "lse: at an odd address", LseRef::<Cpu>::new(&bytes(64)[1..], small);
+        "lse: written at an odd address", LseMut::<Cpu>::new(&mut out[1..], small);
+        "cache: a scale that its format does not have",
+            named("layer 3", CacheRef::<Cpu>::new(bytes(48), cache.with_scale(2.0)));
+        "cache: longer than its bytes",
+            named("layer 3", CacheMut::<Cpu>::new(&mut out[..32], cache));
+        "cache: sizes that overflow", CacheRef::<Cpu>::new(bytes(96), long);
+        "cache: rows that overlap", CacheRef::<Cpu>::new(&[0; 64], narrow);
+        // These rows have no bytes.
+        "cache: the largest pages without bytes", without(2, usize::MAX);
+        "cache: as many pages without bytes", without(usize::MAX, 1);
+        "cache: 2^63 slots without bytes", without(1 << 62, 2);
+        "block table: rows of half the entries", table(2, 4);
+        "block table: a row too many", table(3, 8);
+        "block table: sizes that overflow", table(usize::MAX, 2);
+        // This error is not about an argument, and stays unchanged.
+        "memory: a name for it", named("cache", Cpu::new().allocate(usize::MAX));
+    }
+}
+
+fn split_caches() -> Refused {
+    let split = CacheLayout::split(DIMS, KvFormat::F32, 2, 2);
+    let apart = |page_stride, row_stride| {
+        split.with_split_rope(Some(CacheStrides {
+            page_stride,
+            row_stride,
+        }))
+    };
+    let cache = |rope: usize, layout| CacheRef::<Cpu>::split(bytes(128), bytes(rope), layout);
+    let no_rope = MlaDims::new(8, HeadDims::new(4, 0, 4));
+    let grouped = MlaDims::new(128, HeadDims::new(4, 4, 4));
+    // The last row of a page needs no bytes after it.
+    for (rope, layout) in [(64, split), (96, apart(48, 20))] {
+        cache(rope, layout).unwrap();
+    }
+    refused! {
+        "split cache: rotary keys longer than their bytes", cache(63, split);
+        "split cache: pages of rotary keys that overlap", cache(128, apart(24, 16));
+        "split cache: rotary keys that overlap", cache(128, apart(48, 15));
+        "split cache: rotary keys too far apart", cache(128, apart(0, 1 << 27));
+        "split cache: latents that overlap", cache(128, split.with_row_stride(28));
+        "split cache: a layout of one tensor",
+            cache(64, CacheLayout::contiguous(DIMS, KvFormat::F32, 2, 2));
+        "split cache: no rotary keys", cache(64, CacheLayout::split(no_rope, KvFormat::F32, 1, 1));
+        "split cache: a format of one tensor",
+            cache(64, CacheLayout::split(grouped, KvFormat::Fp8DsMla, 0, 1));
+        "split cache: a scale that its format does not have", cache(64, split.with_scale(0.5));
+        "split cache: one tensor", CacheRef::<Cpu>::new(bytes(128), split);
+    }
+}
+
+fn limits_and_operands() -> Refused {
+    let problem = Problem::new(DIMS, 2, DType::F32);
+    let limits = StepLimits::new(2, 2, 2);
+    let needs = |page_size| MemoryNeeds::of_steps(&problem.with_page_size(page_size), &limits);
+    let plan = |problem: Problem, limits: StepLimits, request| {
+        StepPlan::within(&problem, &limits, 1, &[request]).map(drop)
+    };
+    let wide = MlaDims::new(8, HeadDims::new(4, 65537, 4));
+    let wide = LayerConfig::new(Problem::new(wide, 2, DType::F32), 0.1);
+    let absorbed = |weights| {
+        let (from, mut to) = ([0.0f32; 256], [0.0f32; 16]);
+        let read = |shape| TensorRef::<Cpu>::from_slice(&from, shape).unwrap();
+        let mut to = TensorMut::from_slice(&mut to, [2, 1, 8]).unwrap();
+        absorption(&read([2, 1, 8]), &read(weights), &mut to).map(drop)
+    };
+    let written = |slots: [i64; 2]| {
+        let dims = MlaDims::new(2, HeadDims::new(1, 1, 1));
+        let layout = CacheLayout::contiguous(dims, KvFormat::F32, 2, 2);
+        let mut cache = [0f32; 12];
+        let read = |shape| TensorRef::from_slice(&[1.0f32; 4], shape).unwrap();
+        let to = CacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout)?;
+        let slots = ArrayRef::from_slice(&slots);
+        let result = Cpu::new().write_cache(read([2, 1, 2]), read([2, 1, 1]), slots, to);
+        assert_eq!(cache, [0.0; 12]);
+        result
+    };
+    refused! {
+        "needs: pages of no tokens", needs(0);
+        "needs: the largest pages", needs(u32::MAX);
+        "plan: pages of no tokens",
+            plan(problem.with_page_size(0), limits, StepRequest::new(1, 1, &[0]));
+        "plan: no pages, although more than all are allowed", plan(
+            problem,
+            limits.with_pages_per_request(usize::MAX / 2),
+            StepRequest::<i32>::new(1, 9, &[]),
+        );
+        "layer: a wide rotary part", Layer::of(&Cpu::new(), &wide);
+        "absorption: weights for longer queries", absorbed([1, 9, 8]);
+        "absorption: weights for wider queries", absorbed([1, 8, 9]);
+        "cache write: a slot past the cache", written([0, 4]);
+        "cache write: a slot below −1", written([-2, 0]);
+        "cache write: one slot twice", written([3, 3]);
+    }
+}
+
+#[test]
+fn refused_views_and_operands() {
+    let cases = [single_views(), split_caches(), limits_and_operands()];
+    refusals::compare("views.txt", cases.into_iter().flatten());
+}
+
+#[test]
+fn sizes_saturate() {
+    for shape in [[2, usize::MAX, 2], [usize::MAX; 3], [1, 1 << 40, 1 << 40]] {
+        assert_eq!(Layout::contiguous(DType::F32, shape).elements(), usize::MAX);
+    }
+    let empty = Layout::contiguous(DType::F32, [usize::MAX, 0, 2]);
+    assert_eq!(empty.elements(), 0);
     let cache = CacheLayout::contiguous(DIMS, KvFormat::F32, 2, usize::MAX);
     assert_eq!(cache.slots(), usize::MAX);
-    assert!(CacheRef::<Cpu>::new(bytes(96), cache).is_err());
     let index = IndexCacheLayout::contiguous(&IndexerConfig::GLM_5, usize::MAX, usize::MAX);
     assert_eq!(index.slots(), usize::MAX);
     let widest = HeadDims::new(u32::MAX, u32::MAX, u32::MAX);
@@ -52,69 +203,6 @@ fn overflowing_sizes_are_refused() {
         (widest.qk(), MlaDims::new(u32::MAX, widest).row()),
         (u32::MAX, u32::MAX)
     );
-}
-
-#[test]
-fn refused_views_are_named() {
-    fn said<T>(name: &'static str, view: Result<T>) -> String {
-        let error = named(name, view).map(drop).unwrap_err();
-        // The first name stays.
-        let again = named(name, Err::<(), _>(error));
-        again.unwrap_err().to_string()
-    }
-    let mut out = [0u8; 64];
-    let layout = Layout::contiguous(DType::F32, [2, 2, 4]);
-    assert_eq!(
-        said("q_latent", TensorRef::<Cpu>::new(bytes(60), layout)),
-        "q_latent: given layout f32 [2, 2, 4] strides [8, 4, 1], accepted one that lies within 60 \
-         bytes"
-    );
-    assert_eq!(
-        said("q_latent", TensorRef::<Cpu>::new(&bytes(66)[2..], layout)),
-        "q_latent: given address 2 bytes past a multiple of 4, accepted a multiple of 4 bytes"
-    );
-    let overlapping = Layout {
-        strides: [1, 1, 1],
-        ..layout
-    };
-    assert_eq!(
-        said("attended", TensorMut::<Cpu>::new(&mut out, overlapping)),
-        "attended: given layout f32 [2, 2, 4] strides [1, 1, 1], accepted an output in which no \
-         two indices share an element"
-    );
-    assert_eq!(
-        said("lens", ArrayRef::<Cpu, i64>::new(bytes(64), 9)),
-        "lens: given array length 9, accepted at most 8 elements of i64"
-    );
-    let lse = LseLayout::heads_first(4, 5);
-    assert_eq!(
-        said("lse", LseRef::<Cpu, Natural>::new(bytes(64), lse)),
-        "lse: given lse layout 4 heads of 5 tokens, rows 5 apart, accepted rows that do not \
-         overlap and lie within 64 bytes"
-    );
-    let cache = CacheLayout::contiguous(DIMS, KvFormat::F32, 1, 1);
-    assert_eq!(
-        said(
-            "layer 3",
-            CacheRef::<Cpu>::new(bytes(48), cache.with_scale(2.0))
-        ),
-        "layer 3: given cache scale 2.0, accepted 1, as f32 rows have no scale"
-    );
-    assert_eq!(
-        said("layer 3", CacheMut::<Cpu>::new(&mut out[..32], cache)),
-        "layer 3: given cache layout 1 pages of 1 f32 rows of (8,4), strides of 48 and 48 bytes, \
-         accepted rows of 48 bytes that do not overlap and lie within 32 bytes"
-    );
-    // An error that is not about an argument stays unchanged.
-    let error = named("cache", Cpu::new().allocate(usize::MAX)).map(drop);
-    assert_eq!(
-        error.unwrap_err().to_string(),
-        "memory: given a need of 18446744073709551615 bytes on cpu, accepted as many as are free"
-    );
-}
-
-#[test]
-fn bad_split_caches_are_refused() {
     let split = CacheLayout::split(DIMS, KvFormat::F32, 2, 2);
     assert_eq!((split.page_stride, split.row_stride), (64, 32));
     let rope = CacheStrides {
@@ -122,71 +210,6 @@ fn bad_split_caches_are_refused() {
         row_stride: 16,
     };
     assert_eq!(split.split_rope, Some(rope));
-    let said = |rope_len: usize, layout: CacheLayout| {
-        let view = CacheRef::<Cpu>::split(bytes(128), bytes(rope_len), layout).map(drop);
-        view.err().map(|error| error.to_string())
-    };
-    assert_eq!(said(64, split), None);
-    // The last row of a page needs no bytes after it.
-    let apart = |page_stride, row_stride| {
-        split.with_split_rope(Some(CacheStrides {
-            page_stride,
-            row_stride,
-        }))
-    };
-    assert_eq!(said(96, apart(48, 20)), None);
-    let fields = [
-        (
-            said(63, split),
-            "rotary keys of 16 bytes that do not overlap and lie within 63 bytes",
-        ),
-        (said(128, apart(24, 16)), "within 128 bytes"),
-        (said(128, apart(48, 15)), "within 128 bytes"),
-        (said(128, apart(0, 1 << 27)), "less than 2^27 bytes"),
-        (
-            said(128, split.with_row_stride(28)),
-            "rows of 32 bytes that do not overlap and lie within 128 bytes",
-        ),
-        (
-            said(64, CacheLayout::contiguous(DIMS, KvFormat::F32, 2, 2)),
-            "cache: given two tensors, accepted one tensor, as the layout says",
-        ),
-        (
-            said(
-                64,
-                CacheLayout::split(MlaDims::new(8, HeadDims::new(4, 0, 4)), KvFormat::F32, 1, 1),
-            ),
-            "cache dims: given two tensors with R = 0, accepted R of 1 and up, or one row",
-        ),
-        (
-            said(
-                64,
-                CacheLayout::split(
-                    MlaDims::new(128, HeadDims::new(4, 4, 4)),
-                    KvFormat::Fp8DsMla,
-                    0,
-                    1,
-                ),
-            ),
-            "cache format: given fp8_ds_mla in two tensors, accepted f32, f16, bf16 or fp8 in two \
-             tensors, or one row",
-        ),
-        (
-            said(64, split.with_scale(0.5)),
-            "cache scale: given 0.5, accepted 1, as f32 rows have no scale",
-        ),
-    ];
-    for (refused, wanted) in fields {
-        let refused = refused.unwrap_or_default();
-        assert!(refused.ends_with(wanted), "{refused}");
-    }
-    assert_eq!(
-        CacheRef::<Cpu>::new(bytes(128), split)
-            .map(drop)
-            .unwrap_err()
-            .to_string(),
-        "cache: given one tensor, accepted two tensors, as the layout says"
-    );
 }
 
 #[test]
@@ -220,75 +243,23 @@ fn views_without_elements() {
     let view = TensorRef::<Cpu>::new(&[], layout).unwrap();
     Weights::from_checkpoint(view, &config).unwrap();
     // These rows have no bytes.
-    let none = MlaDims::new(0, HeadDims::new(4, 0, 4));
-    let cache = |pages, page_size| {
-        let layout = CacheLayout::contiguous(none, KvFormat::F32, pages, page_size);
-        CacheRef::<Cpu>::new(&[], layout).map(drop)
-    };
-    cache(1 << 40, 1 << 22).unwrap();
-    for (pages, page_size) in [(2, usize::MAX), (usize::MAX, 1), (1 << 62, 2)] {
-        let error = cache(pages, page_size).unwrap_err().to_string();
-        assert!(
-            error.ends_with(", accepted fewer than 2^63 slots"),
-            "{error}"
-        );
-    }
+    let none = CacheLayout::contiguous(
+        MlaDims::new(0, HeadDims::new(4, 0, 4)),
+        KvFormat::F32,
+        1 << 40,
+        1 << 22,
+    );
+    CacheRef::<Cpu>::new(&[], none).unwrap();
 }
 
 #[test]
-fn block_table_rows() {
-    // If rows of eight entries were read as rows of four, the entries would belong to other
-    // requests.
-    let entries = [0; 16];
-    let table = |requests, max_pages| {
-        BlockTable::<Cpu>::new(ArrayRef::from_slice(&entries), requests, max_pages).map(drop)
-    };
-    assert_eq!(
-        table(2, 4).unwrap_err().to_string(),
-        "block table: given 2 requests of 4 pages, accepted rows that make up its 16 entries"
-    );
-    assert!(table(3, 8).is_err() && table(usize::MAX, 2).is_err());
-    table(2, 8).unwrap();
-}
-
-#[test]
-fn extreme_limits_and_pages() {
-    let problem = Problem::new(DIMS, 2, DType::F32);
-    let none = problem.with_page_size(0);
-    let limits = StepLimits::new(2, 2, 2);
-    for (page_size, refusal) in [
-        (0, "page_size: given 0, accepted 1 to 2147483647"),
-        (
-            u32::MAX,
-            "page_size: given 4294967295, accepted 1 to 2147483647",
-        ),
-    ] {
-        let needs = MemoryNeeds::of_steps(&problem.with_page_size(page_size), &limits).map(drop);
-        assert_eq!(needs.unwrap_err().to_string(), refusal);
-    }
-    let refusal = "page_size: given 0, accepted 1 and up";
-    let step = StepPlan::within(&none, &limits, 1, &[StepRequest::new(1, 1, &[0])]).map(drop);
-    assert_eq!(step.unwrap_err().to_string(), refusal);
-    let many = limits.with_pages_per_request(usize::MAX / 2);
-    let step =
-        StepPlan::within(&problem, &many, 1, &[StepRequest::<i32>::new(1, 9, &[])]).map(drop);
-    assert_eq!(
-        step.unwrap_err().to_string(),
-        "requests.pages: given 0 of request 0, accepted at least 1, for 9 tokens"
-    );
+fn extreme_limits_and_tables() {
+    BlockTable::<Cpu>::new(ArrayRef::from_slice(&[0; 16]), 2, 8).unwrap();
     // No request can have more new tokens than a step.
-    let config = LayerConfig::new(problem.with_query_len(QueryLen::Ragged), 0.1);
-    let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&Cpu::new(), &config).unwrap();
-    let limits = limits.with_decode_query_len(usize::MAX);
+    let problem = Problem::new(DIMS, 2, DType::F32).with_query_len(QueryLen::Ragged);
+    let layer = Layer::of(&Cpu::new(), &LayerConfig::new(problem, 0.1)).unwrap();
+    let limits = StepLimits::new(2, 2, 2).with_decode_query_len(usize::MAX);
     layer.workspace(&limits).unwrap();
-
-    let wide = MlaDims::new(8, HeadDims::new(4, 65537, 4));
-    let config = LayerConfig::new(Problem::new(wide, 2, DType::F32), 0.1);
-    let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&Cpu::new(), &config).map(drop);
-    assert_eq!(
-        layer.unwrap_err().to_string(),
-        "dims: given (4,65537,4), accepted P and V of 1 to 65536, and R of 0 to 65536"
-    );
 }
 
 #[test]
@@ -327,11 +298,7 @@ fn single_rows_take_any_stride() {
         ..Layout::contiguous(DType::F32, [3, 1, 4])
     };
     let view = TensorRef::<Cpu>::new(bytes(16), layout).unwrap();
-    assert_eq!(
-        view.require_aligned("query", 16).unwrap_err().to_string(),
-        "query: given f32 [3, 1, 4] strides [0, 4, 1], accepted a last axis of stride 1, and rows \
-         apart by multiples of 16 bytes"
-    );
+    assert!(view.require_aligned("query", 16).is_err());
     let one = view.narrow(0, 1..2).unwrap();
     one.require_aligned("query", 16).unwrap();
 }

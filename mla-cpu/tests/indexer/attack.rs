@@ -8,7 +8,7 @@ use mla_runtime::indexer::{IndexCacheLayout, IndexCacheMut, Indexer};
 use mla_runtime::model::{DType, IndexerConfig};
 use mla_runtime::tensor::{Layout, TensorRef};
 
-use crate::layer::{PAGE, PAGES, RANK, World, indexer_config, layer, limits, lists_of};
+use crate::layer::{Lab, PAGE, PAGES, RANK, indexer_config, limits, problem};
 
 const CASES: usize = 400;
 
@@ -69,22 +69,15 @@ fn cache_layout(rng: &mut Rng, fault: bool) -> IndexCacheLayout {
 #[test]
 fn random_selections() {
     let mut rng = Rng::with_seed(9);
-    let sparse = layer(true);
-    let problem = &sparse.config().problem;
     let (mut refused, mut right) = (0, 0);
     for case in 0..CASES {
         let topk = rng.u32(1..40);
-        let indexer = Indexer::new(&Cpu::new(), &indexer_config(topk), problem).unwrap();
-        let mut world = World::new(rng.u64(..));
-        let mut space = sparse.workspace(&limits()).unwrap();
-        let mut own = indexer.workspace(&limits()).unwrap();
+        let mut lab = Lab::new(indexer_config(topk));
+        let mut world = lab.world(rng.u64(..));
         let step = world.step([rng.u32(..30), rng.u32(..4), rng.u32(1..9)]);
-        world.prepare(&sparse, &mut space, &step);
         // Every key that the step reads is written in the step, because there is no context.
-        let mut expected_cache = world.index_cache.clone();
-        let call = world.index_call(&step, &mut expected_cache);
-        indexer.select(&space, &mut own, call).unwrap();
-        let expected = lists_of(&own, &space);
+        lab.run(&mut world, &step);
+        let expected = lab.lists();
 
         let fault = (rng.u8(..2) == 0).then(|| rng.u8(..9));
         let tokens = step.tokens();
@@ -105,23 +98,23 @@ fn random_selections() {
         let layout = cache_layout(&mut rng, fault == Some(5));
         let mut cache = vec![u32::MAX; 2 * PAGES * PAGE * 40 / 4];
         let before = cache.clone();
-        let mut other = match fault {
+        lab.own = match fault {
             // The workspace belongs to another indexer (6), or is for fewer tokens (7).
             Some(6) => {
                 let config = indexer_config(topk + 1);
-                let other = Indexer::new(&Cpu::new(), &config, problem).unwrap();
+                let other = Indexer::new(&Cpu::new(), &config, &problem()).unwrap();
                 other.workspace(&limits()).unwrap()
             }
             Some(7) => {
                 let few = mla_runtime::backend::StepLimits::new(1, 1, 1).with_decode_query_len(1);
-                indexer.workspace(&few).unwrap()
+                lab.indexer.workspace(&few).unwrap()
             }
-            _ => indexer.workspace(&limits()).unwrap(),
+            _ => lab.indexer.workspace(&limits()).unwrap(),
         };
         if fault == Some(8) {
             // Another step is prepared.
             let next = world.step([1, 0, 0]);
-            world.prepare(&sparse, &mut space, &next);
+            lab.prepare(&world, &next);
         }
         let views: Option<Vec<_>> = tensors.iter().map(Tensor::view).collect();
         let made = IndexCacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout);
@@ -139,7 +132,7 @@ fn random_selections() {
         call.head_weights = views[3];
         call.norm[0] = views[4];
         call.cache = made;
-        match indexer.select(&space, &mut other, call) {
+        match lab.indexer.select(&lab.space, &mut lab.own, call) {
             Err(error) => {
                 refused += 1;
                 let said = error.to_string();
@@ -149,11 +142,11 @@ fn random_selections() {
                     "{said}"
                 );
                 assert_eq!(cache, before, "case {case}: written although {said}");
-                assert!(other.lists(&space).is_err(), "case {case}: {said}");
+                assert!(lab.own.lists(&lab.space).is_err(), "case {case}: {said}");
             }
             Ok(()) => {
                 right += 1;
-                assert_eq!(lists_of(&other, &space), expected, "case {case}, {fault:?}");
+                assert_eq!(lab.lists(), expected, "case {case}, {fault:?}");
             }
         }
     }

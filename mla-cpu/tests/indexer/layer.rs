@@ -1,18 +1,22 @@
 //! Tests a sparse layer with its indexer, from latents to outputs.
 
 use fastrand::Rng;
+use half::bf16;
 use mla_conformance::reference::{
-    Array, absorbed, decode_row, index_logit, largest, layer_norm, quantise_index,
+    self, Array, decode_row, hadamard, index_logit, largest, layer_norm, quantise_index,
 };
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::indexer::{IndexCacheLayout, IndexCacheMut, IndexCall, Indexer, IndexerWorkspace};
 use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
-use mla_runtime::model::{DType, HeadDims, IndexerConfig, MlaDims, ModelConfig, RotaryStyle};
+use mla_runtime::model::{
+    DType, HeadDims, IndexerConfig, KvFormat, MlaDims, ModelConfig, RotaryStyle,
+};
 use mla_runtime::spec::{Feature, FeatureSet, Problem, QueryLen};
 use mla_runtime::tensor::{CacheLayout, CacheMut, TensorMut, TensorRef};
 
+use crate::refusals::{Refused, refused};
 use crate::{Tables, random, wide};
 
 pub(crate) type Layer = MlaLayer<CpuPrefill, CpuDecode>;
@@ -21,37 +25,131 @@ pub(crate) type Space = Workspace<CpuPrefill, CpuDecode>;
 const DIMS: MlaDims = MlaDims::new(128, HeadDims::new(16, 8, 16));
 const HEADS: usize = 3;
 pub(crate) const RANK: usize = 24;
+pub(crate) const WIDTH: usize = 32;
 pub(crate) const PAGE: usize = 16;
 pub(crate) const PAGES: usize = 24;
 
 pub(crate) fn indexer_config(topk: u32) -> IndexerConfig {
-    IndexerConfig::new(4, 32, 8, topk)
+    IndexerConfig::new(4, WIDTH as u32, 8, topk)
 }
 
-pub(crate) fn layer(sparse: bool) -> Layer {
-    let config = LayerConfig::new(
-        Problem::new(DIMS, HEADS as u32, DType::F32)
-            .with_sparse(sparse)
-            .with_page_size(PAGE as u32)
-            .with_query_len(QueryLen::Ragged)
-            .with_features(FeatureSet::of(&[Feature::BatchInvariant])),
-        0.2,
-    );
-    MlaLayer::of(&Cpu::new(), &config).unwrap()
+pub(crate) fn problem() -> Problem {
+    Problem::new(DIMS, HEADS as u32, DType::F32)
+        .with_sparse(true)
+        .with_page_size(PAGE as u32)
+        .with_query_len(QueryLen::Ragged)
+        .with_features(FeatureSet::of(&[Feature::BatchInvariant]))
 }
 
 pub(crate) fn limits() -> StepLimits {
-    StepLimits::new(4, 80, 8).with_decode_query_len(80)
+    StepLimits::new(4, 160, 8).with_decode_query_len(160)
+}
+
+/// A layer and an indexer, with a workspace of each.
+pub(crate) struct Lab {
+    config: IndexerConfig,
+    pub(crate) layer: Layer,
+    pub(crate) indexer: Indexer<Cpu>,
+    pub(crate) own: IndexerWorkspace<Cpu>,
+    pub(crate) space: Space,
+}
+
+impl Lab {
+    pub(crate) fn new(config: IndexerConfig) -> Self {
+        Self::of(config, problem())
+    }
+
+    /// Makes the lab of a problem. If it is not sparse, the indexer has nothing to do.
+    fn of(config: IndexerConfig, problem: Problem) -> Self {
+        let layer = Layer::of(&Cpu::new(), &LayerConfig::new(problem, 0.2)).unwrap();
+        let indexer = Indexer::new(&Cpu::new(), &config, &problem.with_sparse(true)).unwrap();
+        Self {
+            own: indexer.workspace(&limits()).unwrap(),
+            space: layer.workspace(&limits()).unwrap(),
+            config,
+            layer,
+            indexer,
+        }
+    }
+
+    pub(crate) fn world(&self, seed: u64) -> World {
+        World::new(self.config, seed)
+    }
+
+    pub(crate) fn prepare(&mut self, world: &World, step: &Step) {
+        let requests = step.requests.iter().zip(world.tables.chunks(8));
+        let requests: Vec<StepRequest<'_>> = requests
+            .map(|(lens, pages)| StepRequest::new(lens.q, lens.kv, pages))
+            .collect();
+        let (problem, limits) = (&self.layer.config().problem, self.space.limits());
+        let step = StepPlan::in_order(problem, limits, 160, 0, &requests).unwrap();
+        self.space.prepare(&self.layer, &step).unwrap();
+    }
+
+    fn select(&mut self, world: &mut World, step: &Step) -> mla_runtime::Result<()> {
+        let mut cache = std::mem::take(&mut world.index_cache);
+        let call = world.index_call(step, &mut cache);
+        let result = self.indexer.select(&self.space, &mut self.own, call);
+        world.index_cache = cache;
+        result
+    }
+
+    /// Returns the lists of slots, and their width.
+    pub(crate) fn lists(&self) -> (Vec<i32>, usize) {
+        let lists = self.own.lists(&self.space).unwrap();
+        let slots = 0..lists.slots.len();
+        (slots.map(|at| lists.slots.at(at)).collect(), lists.width)
+    }
+
+    fn attend(&mut self, world: &mut World, step: &Step) -> Vec<f32> {
+        let mut out = vec![f32::NAN; step.tokens() * HEADS * 16];
+        let mut cache = std::mem::take(&mut world.cache);
+        let is_sparse = self.layer.config().problem.sparse;
+        let lists = is_sparse.then(|| self.own.lists(&self.space).unwrap());
+        let call = world.layer_call(&self.layer, step, &mut cache, &mut out);
+        let call = call.with_slot_lists(lists);
+        self.layer.forward(&mut self.space, call).unwrap();
+        world.cache = cache;
+        out
+    }
+
+    /// Runs a step in two calls. Returns the lists and the output.
+    pub(crate) fn run(&mut self, world: &mut World, step: &Step) -> (Vec<i32>, Vec<f32>) {
+        self.prepare(world, step);
+        self.select(world, step).unwrap();
+        (self.lists().0, self.attend(world, step))
+    }
+
+    /// Runs the indexer and the layer in one call.
+    pub(crate) fn run_at_once(
+        &mut self,
+        world: &mut World,
+        step: &Step,
+    ) -> mla_runtime::Result<Vec<f32>> {
+        let mut out = vec![f32::NAN; step.tokens() * HEADS * 16];
+        let [mut cache, mut index_cache] =
+            [&mut world.cache, &mut world.index_cache].map(std::mem::take);
+        let index = world.index_call(step, &mut index_cache);
+        let call = world.layer_call(&self.layer, step, &mut cache, &mut out);
+        let (layer, space) = (&self.layer, &mut self.space);
+        let result = layer.forward_selecting(space, &mut self.own, &self.indexer, index, call);
+        (world.cache, world.index_cache) = (cache, index_cache);
+        result.map(|()| out)
+    }
 }
 
 /// Three requests that get their tokens step by step, and the caches of one layer.
+#[derive(Clone)]
 pub(crate) struct World {
     rng: Rng,
+    config: IndexerConfig,
     pub(crate) kv_b: Vec<f32>,
     pub(crate) query_weights: Vec<f32>,
     pub(crate) norm: [Vec<f32>; 2],
+    /// Numbers added to the gates of a pool's tokens.
+    pub(crate) pool_table: Vec<f32>,
     tables: Vec<i32>,
-    lens: [u32; 3],
+    pub(crate) lens: [u32; 3],
     cache: Vec<u32>,
     pub(crate) index_cache: Vec<u32>,
 }
@@ -64,6 +162,7 @@ pub(crate) struct Step {
     rope: Vec<f32>,
     pub(crate) query_latent: Vec<f32>,
     pub(crate) keys: Vec<f32>,
+    pub(crate) gates: Vec<f32>,
     pub(crate) head_weights: Vec<f32>,
     rotary: Tables,
 }
@@ -77,6 +176,7 @@ impl Step {
             (&mut self.rope, &other.rope),
             (&mut self.query_latent, &other.query_latent),
             (&mut self.keys, &other.keys),
+            (&mut self.gates, &other.gates),
             (&mut self.head_weights, &other.head_weights),
         ] {
             let width = own.len() / rows.len();
@@ -90,22 +190,35 @@ impl Step {
     pub(crate) fn tokens(&self) -> usize {
         self.requests.iter().map(|r| r.q as usize).sum()
     }
+
+    /// Returns the request of each token, and the number of positions that it sees.
+    pub(crate) fn rows(&self) -> Vec<(usize, usize)> {
+        let requests = self.requests.iter().enumerate();
+        requests
+            .flat_map(|(request, Request { q, kv, .. })| {
+                (kv - q + 1..kv + 1).map(move |seen| (request, seen as usize))
+            })
+            .collect()
+    }
 }
 
 impl World {
-    pub(crate) fn new(seed: u64) -> Self {
+    pub(crate) fn new(config: IndexerConfig, seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let mut tables: Vec<i32> = (0..PAGES as i32).collect();
         rng.shuffle(&mut tables);
+        let layout = IndexCacheLayout::contiguous(&config, PAGES, PAGE);
         Self {
             kv_b: random(&mut rng, 128 * HEADS * 32),
-            query_weights: random(&mut rng, RANK * 4 * 32),
-            norm: [random(&mut rng, 32), random(&mut rng, 32)],
+            query_weights: random(&mut rng, RANK * 4 * WIDTH),
+            norm: [random(&mut rng, WIDTH), random(&mut rng, WIDTH)],
+            pool_table: random(&mut rng, config.pool as usize * WIDTH),
             tables,
             lens: [0; 3],
             // Unused slots are NaN.
             cache: vec![u32::MAX; PAGES * PAGE * 136],
-            index_cache: vec![u32::MAX; PAGES * PAGE * 36 / 4],
+            index_cache: vec![u32::MAX; PAGES * layout.page_stride / 4],
+            config,
             rng,
         }
     }
@@ -126,24 +239,33 @@ impl World {
             latent: of(128),
             rope: of(8),
             query_latent: of(RANK),
-            keys: of(32),
+            keys: of(WIDTH),
+            gates: of(WIDTH).iter().map(|x| 3.0 * x).collect(),
             head_weights: of(4),
             rotary: Tables::new(positions, 8, RotaryStyle::Halves),
         }
     }
 
-    fn index_layout(&self) -> IndexCacheLayout {
-        IndexCacheLayout::contiguous(&indexer_config(1), PAGES, PAGE)
+    /// Makes the values of all tokens at once, so that they do not depend on the steps.
+    pub(crate) fn whole(&mut self, lens: [u32; 3]) -> Step {
+        let all = self.step(lens);
+        self.lens = [0; 3];
+        all
     }
 
-    pub(crate) fn prepare(&self, layer: &Layer, workspace: &mut Space, step: &Step) {
-        let requests = step.requests.iter().zip(self.tables.chunks(8));
-        let requests: Vec<StepRequest<'_>> = requests
-            .map(|(lens, pages)| StepRequest::new(lens.q, lens.kv, pages))
-            .collect();
-        let (problem, limits) = (&layer.config().problem, workspace.limits());
-        let step = StepPlan::in_order(problem, limits, 80, 0, &requests).unwrap();
-        workspace.prepare(layer, &step).unwrap();
+    /// Returns a step of the next tokens of each request, with the values that `all` has for them.
+    pub(crate) fn next(&mut self, all: &Step, new: [u32; 3]) -> Step {
+        let (mut first, mut rows) = (0, Vec::new());
+        for (request, new) in new.into_iter().enumerate() {
+            let start = first + self.lens[request] as usize;
+            rows.extend(start..start + new as usize);
+            first += all.requests[request].q as usize;
+        }
+        self.step(new).with_rows_of(all, &rows)
+    }
+
+    pub(crate) fn index_layout(&self) -> IndexCacheLayout {
+        IndexCacheLayout::contiguous(&self.config, PAGES, PAGE)
     }
 
     pub(crate) fn index_call<'a>(
@@ -153,21 +275,27 @@ impl World {
     ) -> IndexCall<'a, Cpu> {
         let (tokens, layout) = (step.tokens(), self.index_layout());
         let view = |values, shape| TensorRef::from_slice::<f32>(values, shape).unwrap();
+        let pool = self.config.pool as usize;
+        let of_pools = || {
+            let gates = view(&step.gates, [tokens, 1, WIDTH]);
+            [gates, view(&self.pool_table, [1, pool, WIDTH])]
+        };
         IndexCall::new(
             [
                 view(&step.query_latent, [tokens, 1, RANK]),
-                view(&self.query_weights, [1, RANK, 128]),
+                view(&self.query_weights, [1, RANK, 4 * WIDTH]),
             ],
-            view(&step.keys, [tokens, 1, 32]),
+            view(&step.keys, [tokens, 1, WIDTH]),
             [
-                view(&self.norm[0], [1, 1, 32]),
-                view(&self.norm[1], [1, 1, 32]),
+                view(&self.norm[0], [1, 1, WIDTH]),
+                view(&self.norm[1], [1, 1, WIDTH]),
             ],
             view(&step.head_weights, [tokens, 1, 4]),
             IndexCacheMut::new(bytemuck::cast_slice_mut(cache), layout).unwrap(),
         )
         // The view may have any style, because the indexer has its own.
-        .with_rotary(step.rotary.view())
+        .with_rotary((self.config.rope > 0).then(|| step.rotary.view()))
+        .with_pool((pool > 1).then(of_pools))
     }
 
     fn layer_call<'a>(
@@ -178,7 +306,7 @@ impl World {
         out: &'a mut [f32],
     ) -> LayerCall<'a, Cpu> {
         let tokens = step.tokens();
-        let layout = CacheLayout::contiguous(DIMS, layer.config().problem.kv_format, PAGES, PAGE);
+        let layout = CacheLayout::contiguous(DIMS, KvFormat::F32, PAGES, PAGE);
         let view = |values, shape| TensorRef::from_slice::<f32>(values, shape).unwrap();
         let kv_b = view(&self.kv_b, [1, 128, HEADS * 32]);
         LayerCall::new(
@@ -193,76 +321,9 @@ impl World {
         )
     }
 
-    fn select(
-        &mut self,
-        indexer: &Indexer<Cpu>,
-        workspace: &Space,
-        own: &mut IndexerWorkspace<Cpu>,
-        step: &Step,
-    ) -> mla_runtime::Result<()> {
-        let mut cache = std::mem::take(&mut self.index_cache);
-        let result = indexer.select(workspace, own, self.index_call(step, &mut cache));
-        self.index_cache = cache;
-        result
-    }
-
-    fn attend(
-        &mut self,
-        layer: &Layer,
-        workspace: &mut Space,
-        lists: Option<&IndexerWorkspace<Cpu>>,
-        step: &Step,
-    ) -> Vec<f32> {
-        let mut out = vec![f32::NAN; step.tokens() * HEADS * 16];
-        let mut cache = std::mem::take(&mut self.cache);
-        let slot_lists = lists.map(|own| own.lists(workspace).unwrap());
-        let call = self
-            .layer_call(layer, step, &mut cache, &mut out)
-            .with_slot_lists(slot_lists);
-        layer.forward(workspace, call).unwrap();
-        self.cache = cache;
-        out
-    }
-
-    /// Runs indexer and layer in one call, on copies of the caches. Returns the output and both
-    /// caches afterwards.
-    fn both(
-        &self,
-        layer: &Layer,
-        indexer: &Indexer<Cpu>,
-        workspace: &mut Space,
-        own: &mut IndexerWorkspace<Cpu>,
-        step: &Step,
-    ) -> mla_runtime::Result<(Vec<f32>, Vec<u32>, Vec<u32>)> {
-        let mut out = vec![f32::NAN; step.tokens() * HEADS * 16];
-        let (mut cache, mut index_cache) = (self.cache.clone(), self.index_cache.clone());
-        let index = self.index_call(step, &mut index_cache);
-        let call = self.layer_call(layer, step, &mut cache, &mut out);
-        layer.forward_selecting(workspace, own, indexer, index, call)?;
-        Ok((out, cache, index_cache))
-    }
-
-    fn slot(&self, request: usize, position: usize) -> usize {
+    pub(crate) fn slot(&self, request: usize, position: usize) -> usize {
         self.tables[request * 8 + position / PAGE] as usize * PAGE + position % PAGE
     }
-}
-
-pub(crate) fn lists_of(own: &IndexerWorkspace<Cpu>, workspace: &Space) -> (Vec<i32>, usize) {
-    let lists = own.lists(workspace).unwrap();
-    let slots = (0..lists.slots.len())
-        .map(|at| lists.slots.at(at))
-        .collect();
-    (slots, lists.width)
-}
-
-/// A sparse layer, an indexer with lists of `topk` slots, and a workspace of each.
-fn selecting(topk: u32) -> (Layer, Indexer<Cpu>, IndexerWorkspace<Cpu>, Space) {
-    let layer = layer(true);
-    let indexer = Indexer::new(&Cpu::new(), &indexer_config(topk), &layer.config().problem);
-    let indexer = indexer.unwrap();
-    let own = indexer.workspace(&limits()).unwrap();
-    let space = layer.workspace(&limits()).unwrap();
-    (layer, indexer, own, space)
 }
 
 /// A prompt, then prompts with context, then decodes and a longer query. The steps cover chunked
@@ -271,17 +332,14 @@ const STEPS: [[u32; 3]; 4] = [[30, 5, 0], [35, 1, 40], [1, 1, 1], [2, 9, 4]];
 
 #[test]
 fn full_topk_is_dense() {
-    let (sparse, indexer, mut own, mut sparse_space) = selecting(70);
-    let dense = layer(false);
-    let mut dense_space = dense.workspace(&limits()).unwrap();
-    let [mut a, mut b] = [World::new(3), World::new(3)];
+    let mut sparse = Lab::new(indexer_config(70));
+    let mut dense = Lab::of(indexer_config(70), problem().with_sparse(false));
+    let [mut a, mut b] = [sparse.world(3), dense.world(3)];
     for new in STEPS {
         let [step, same] = [a.step(new), b.step(new)];
-        a.prepare(&sparse, &mut sparse_space, &step);
-        a.select(&indexer, &sparse_space, &mut own, &step).unwrap();
-        let given = a.attend(&sparse, &mut sparse_space, Some(&own), &step);
-        b.prepare(&dense, &mut dense_space, &same);
-        let expected = b.attend(&dense, &mut dense_space, None, &same);
+        let (_, given) = sparse.run(&mut a, &step);
+        dense.prepare(&b, &same);
+        let expected = dense.attend(&mut b, &same);
         assert_eq!(given.len(), expected.len());
         for (given, expected) in given.iter().zip(&expected) {
             assert!(
@@ -296,18 +354,12 @@ fn full_topk_is_dense() {
 #[test]
 fn each_request_has_the_bits_that_it_has_alone() {
     let topk = 20;
-    let (sparse, indexer, mut own, mut space) = selecting(topk as u32);
-    let mut run = |world: &mut World, step: &Step| {
-        world.prepare(&sparse, &mut space, step);
-        world.select(&indexer, &space, &mut own, step).unwrap();
-        let lists = lists_of(&own, &space).0;
-        (lists, world.attend(&sparse, &mut space, Some(&own), step))
-    };
-    let mut together = World::new(5);
-    let mut alone = [0; 3].map(|_| World::new(5));
+    let mut lab = Lab::new(indexer_config(topk as u32));
+    let mut together = lab.world(5);
+    let mut alone = [0; 3].map(|_| lab.world(5));
     for new in STEPS {
         let step = together.step(new);
-        let (lists, out) = run(&mut together, &step);
+        let (lists, out) = lab.run(&mut together, &step);
         let mut end = 0;
         for (request, world) in alone.iter_mut().enumerate() {
             let rows: Vec<usize> = (end..end + new[request] as usize).collect();
@@ -319,7 +371,7 @@ fn each_request_has_the_bits_that_it_has_alone() {
             let mut own_tokens = [0; 3];
             own_tokens[request] = new[request];
             let step = world.step(own_tokens).with_rows_of(&step, &rows);
-            let (own_lists, own_out) = run(world, &step);
+            let (own_lists, own_out) = lab.run(world, &step);
             assert_eq!(own_lists, lists[first * topk..end * topk]);
             assert_eq!(own_out, out[first * HEADS * 16..end * HEADS * 16]);
         }
@@ -337,18 +389,27 @@ fn key_of(world: &World, step: &Step, token: usize) -> (Vec<u8>, f64) {
     quantise_index(&key)
 }
 
-/// Returns the reference's queries of a token, with their weights.
-fn queries_of(world: &World, step: &Step, token: usize) -> Vec<(Vec<u8>, f64)> {
+/// Rounds numbers to bf16.
+pub(crate) fn rounded(row: &[f64]) -> Vec<f64> {
+    row.iter().map(|x| bf16::from_f64(*x).to_f64()).collect()
+}
+
+/// Returns the reference's queries of a token, with their weights. The queries of pools are rounded
+/// before and after the Hadamard transform.
+pub(crate) fn queries_of(world: &World, step: &Step, token: usize) -> Vec<(Vec<u8>, f64)> {
     let latent = wide(&step.query_latent[token * RANK..][..RANK]);
     (0..4)
         .map(|head| {
-            let mut query: Vec<f64> = (0..32)
-                .map(|d| {
-                    let weight = |k: usize| f64::from(world.query_weights[k * 128 + head * 32 + d]);
-                    (0..RANK).map(|k| latent[k] * weight(k)).sum()
-                })
-                .collect();
-            step.rotary.turn(token).apply(&mut query);
+            let value = |d: usize| -> f64 {
+                let at = |k: usize| k * 4 * WIDTH + head * WIDTH + d;
+                let weight = |k: usize| f64::from(world.query_weights[at(k)]);
+                (0..RANK).map(|k| latent[k] * weight(k)).sum()
+            };
+            let mut query: Vec<f64> = (0..WIDTH).map(value).collect();
+            match world.config.pool {
+                1 => step.rotary.turn(token).apply(&mut query),
+                _ => query = rounded(&hadamard(&rounded(&query))),
+            }
             let (codes, scale) = quantise_index(&query);
             let weight = f64::from(step.head_weights[token * 4 + head]);
             (codes, weight * scale / 128f64.sqrt())
@@ -359,55 +420,45 @@ fn queries_of(world: &World, step: &Step, token: usize) -> Vec<(Vec<u8>, f64)> {
 #[test]
 fn lists_match_the_reference() {
     let topk = 20;
-    let (sparse, indexer, mut own, mut space) = selecting(topk as u32);
-    let mut world = World::new(4);
+    let mut lab = Lab::new(indexer_config(topk as u32));
+    let mut world = lab.world(4);
     let mut keys: [Keys; 3] = Default::default();
     let (mut lists_compared, mut on_the_edge, mut selective) = (0, 0, 0);
     for new in STEPS {
         let step = world.step(new);
-        world.prepare(&sparse, &mut space, &step);
-        world.select(&indexer, &space, &mut own, &step).unwrap();
-        let (lists, width) = lists_of(&own, &space);
-        assert_eq!((width, lists.len()), (topk, step.tokens() * topk));
-        let out = world.attend(&sparse, &mut space, Some(&own), &step);
-
-        let mut token = 0;
-        for (request, keys) in keys.iter_mut().enumerate() {
-            let Request { q, kv, .. } = step.requests[request];
-            keys.extend((token..token + q as usize).map(|token| key_of(&world, &step, token)));
-            assert_eq!(keys.len(), kv as usize);
-            for own in 0..q as usize {
-                let seen = (kv - q) as usize + own + 1;
-                let queries = queries_of(&world, &step, token);
-                let logits: Vec<f64> = keys[..seen]
-                    .iter()
-                    .map(|(codes, scale)| index_logit(&queries, codes, *scale))
-                    .collect();
-                let list: Vec<i32> = lists[token * topk..(token + 1) * topk].to_vec();
-                let chosen = largest(&logits, topk);
-                let mut expected: Vec<i32> = chosen
-                    .iter()
-                    .map(|position| world.slot(request, *position) as i32)
-                    .collect();
-                expected.resize(topk, -1);
-                lists_compared += 1;
-                selective += usize::from(seen > topk);
-                if list != expected {
-                    // Differences must be explained by one e4m3 rounding that f32 decides
-                    // otherwise. That is 2⁻⁴ of a product, so at most 2⁻⁴ of the largest logit.
-                    on_the_edge += 1;
-                    let min = chosen.iter().map(|at| logits[*at]).fold(f64::MAX, f64::min);
-                    let max = logits.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
-                    for (position, logit) in logits.iter().enumerate() {
-                        let slot = world.slot(request, position) as i32;
-                        if list.contains(&slot) != expected.contains(&slot) {
-                            assert!((logit - min).abs() <= max / 16.0, "{logit}, {min}");
-                        }
+        let (lists, out) = lab.run(&mut world, &step);
+        assert_eq!((lab.lists().1, lists.len()), (topk, step.tokens() * topk));
+        for (token, (request, seen)) in step.rows().into_iter().enumerate() {
+            keys[request].push(key_of(&world, &step, token));
+            assert_eq!(keys[request].len(), seen);
+            let queries = queries_of(&world, &step, token);
+            let logits: Vec<f64> = keys[request]
+                .iter()
+                .map(|(codes, scale)| index_logit(&queries, codes, *scale))
+                .collect();
+            let list = &lists[token * topk..(token + 1) * topk];
+            let chosen = largest(&logits, topk);
+            let mut expected: Vec<i32> = chosen
+                .iter()
+                .map(|position| world.slot(request, *position) as i32)
+                .collect();
+            expected.resize(topk, -1);
+            lists_compared += 1;
+            selective += usize::from(seen > topk);
+            if list != expected {
+                // Differences must be explained by one e4m3 rounding that f32 decides
+                // otherwise. That is 2⁻⁴ of a product, so at most 2⁻⁴ of the largest logit.
+                on_the_edge += 1;
+                let min = chosen.iter().map(|at| logits[*at]).fold(f64::MAX, f64::min);
+                let max = logits.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
+                for (position, logit) in logits.iter().enumerate() {
+                    let slot = world.slot(request, position) as i32;
+                    if list.contains(&slot) != expected.contains(&slot) {
+                        assert!((logit - min).abs() <= max / 16.0, "{logit}, {min}");
                     }
                 }
-                check_row(&world, &sparse, &step, &list, token, &out);
-                token += 1;
             }
+            check_row(&world, &step, list, token, &out);
         }
     }
     // Nearly all lists are the same, and most of them leave something out.
@@ -422,68 +473,48 @@ fn lists_match_the_reference() {
 }
 
 /// Checks that one token's output is attention in f64 to the rows of its list.
-fn check_row(world: &World, layer: &Layer, step: &Step, list: &[i32], token: usize, out: &[f32]) {
+pub(crate) fn check_row(world: &World, step: &Step, list: &[i32], token: usize, out: &[f32]) {
     let bytes: &[u8] = bytemuck::cast_slice(&world.cache);
-    let format = layer.config().problem.kv_format;
     let rows: Vec<Vec<f64>> = list
         .iter()
         .filter_map(|slot| usize::try_from(*slot).ok())
-        .map(|slot| decode_row(format, 128, 8, &bytes[slot * 544..][..544], 1.0))
+        .map(|slot| decode_row(KvFormat::F32, 128, 8, &bytes[slot * 544..][..544], 1.0))
         .collect();
-    for head in 0..HEADS {
-        let query = wide(&step.query[(token * HEADS + head) * 24..][..24]);
-        let weight =
-            |l: usize, column: usize| f64::from(world.kv_b[l * HEADS * 32 + head * 32 + column]);
-        let latent = Array::from_fn([1, 1, 136], |_, _, k| match k {
-            0..128 => (0..16).map(|p| query[p] * weight(k, p)).sum(),
-            _ => query[16 + k - 128],
-        });
-        let attended = absorbed(&latent, &rows, 128, 0.2f32.into());
-        for v in 0..16 {
-            let expected: f64 = (0..128)
-                .map(|l| attended.out.row(0, 0)[l] * weight(l, 16 + v))
-                .sum();
-            let given = f64::from(out[(token * HEADS + head) * 16 + v]);
-            assert!(
-                (given - expected).abs() < 1e-3,
-                "{given}, expected {expected}"
-            );
-        }
+    let query = Array::from_fn([1, HEADS, 24], |_, head, k| {
+        step.query[(token * HEADS + head) * 24 + k].into()
+    });
+    let expected = reference::layer(
+        &query,
+        &rows,
+        &wide(&world.kv_b),
+        [16, 8, 16],
+        0.2f32.into(),
+    );
+    let given = wide(&out[token * HEADS * 16..][..HEADS * 16]);
+    for (given, expected) in given.iter().zip(&expected.out.data) {
+        assert!(
+            (given - expected).abs() < 1e-3,
+            "{given}, expected {expected}"
+        );
     }
 }
 
 /// Returns the lists and outputs of each request's tokens, ordered by position. `steps` are the
 /// numbers of new tokens.
 fn by_position(steps: &[[u32; 3]], topk: u32) -> [Vec<(Vec<usize>, Vec<f32>)>; 3] {
-    let (sparse, indexer, mut own, mut space) = selecting(topk);
-    let mut world = World::new(12);
-    let total: [u32; 3] = [0, 1, 2].map(|request| steps.iter().map(|new| new[request]).sum());
-    // The values of all tokens are made at once, so that they do not depend on the steps.
-    let all = world.step(total);
-    world.lens = [0; 3];
-    let first = [0, total[0], total[0] + total[1]].map(|token| token as usize);
+    let mut lab = Lab::new(indexer_config(topk));
+    let mut world = lab.world(12);
+    let total = [0, 1, 2].map(|request| steps.iter().map(|new| new[request]).sum());
+    let all = world.whole(total);
     let mut found: [Vec<_>; 3] = Default::default();
     for new in steps {
-        let rows: Vec<usize> = (0..3)
-            .flat_map(|request| {
-                let start = first[request] + world.lens[request] as usize;
-                start..start + new[request] as usize
-            })
-            .collect();
-        let step = world.step(*new).with_rows_of(&all, &rows);
-        world.prepare(&sparse, &mut space, &step);
-        world.select(&indexer, &space, &mut own, &step).unwrap();
-        let (lists, width) = lists_of(&own, &space);
-        let out = world.attend(&sparse, &mut space, Some(&own), &step);
-        let mut token = 0;
-        for (request, found) in found.iter_mut().enumerate() {
-            for _ in 0..new[request] {
-                let slots = lists[token * width..][..width].iter();
-                let slots = slots.filter_map(|slot| usize::try_from(*slot).ok());
-                let row = out[token * HEADS * 16..][..HEADS * 16].to_vec();
-                found.push((slots.collect(), row));
-                token += 1;
-            }
+        let step = world.next(&all, *new);
+        let (lists, out) = lab.run(&mut world, &step);
+        for (token, (request, _)) in step.rows().into_iter().enumerate() {
+            let slots = lists[token * topk as usize..][..topk as usize].iter();
+            let slots = slots.filter_map(|slot| usize::try_from(*slot).ok());
+            let row = out[token * HEADS * 16..][..HEADS * 16].to_vec();
+            found[request].push((slots.collect(), row));
         }
     }
     found
@@ -513,27 +544,27 @@ fn lists_follow_the_layer_pattern() {
     let model = ModelConfig::preset("glm-5.2").unwrap();
     let makes: Vec<u32> = (0..12).filter(|layer| model.has_indexer(*layer)).collect();
     assert_eq!(makes, [0, 1, 2, 6, 10]);
-    let (sparse, indexer, mut own, mut space) = selecting(topk);
+    let mut lab = Lab::new(indexer_config(topk));
     // Layers have their own weights and caches, but the same pages.
-    let mut worlds: Vec<World> = (0..12).map(|layer| World::new(40 + layer)).collect();
+    let mut worlds: Vec<World> = (0..12).map(|layer| lab.world(40 + layer)).collect();
     let tables = worlds[0].tables.clone();
     for world in &mut worlds {
         world.tables.clone_from(&tables);
     }
     for new in STEPS {
         let steps: Vec<Step> = worlds.iter_mut().map(|world| world.step(new)).collect();
-        worlds[0].prepare(&sparse, &mut space, &steps[0]);
+        lab.prepare(&worlds[0], &steps[0]);
         let mut made: Vec<Vec<i32>> = Vec::new();
         for (at, (world, step)) in worlds.iter_mut().zip(&steps).enumerate() {
             if model.has_indexer(at as u32) {
-                world.select(&indexer, &space, &mut own, step).unwrap();
+                lab.select(world, step).unwrap();
             }
-            made.push(lists_of(&own, &space).0);
-            let out = world.attend(&sparse, &mut space, Some(&own), step);
+            made.push(lab.lists().0);
+            let out = lab.attend(world, step);
             let lists = &made[model.list_source(at as u32) as usize];
             for token in 0..step.tokens() {
                 let list = &lists[token * topk as usize..][..topk as usize];
-                check_row(world, &sparse, step, list, token, &out);
+                check_row(world, step, list, token, &out);
             }
         }
         // Layers with an indexer make different lists, if there is a choice.
@@ -544,26 +575,22 @@ fn lists_follow_the_layer_pattern() {
 
 #[test]
 fn logits_by_parts() {
-    let sparse = layer(true);
-    let indexer = Indexer::new(&Cpu::new(), &indexer_config(9), &sparse.config().problem).unwrap();
+    let mut lab = Lab::new(indexer_config(9));
     let mut results = Vec::new();
     for rows in [80, 7, 1, 0] {
         let limits = limits().with_logits_bytes(rows * 256 * 4);
-        let mut own = indexer.workspace(&limits).unwrap();
+        lab.own = lab.indexer.workspace(&limits).unwrap();
+        let own = &lab.own;
         assert_eq!(own.rows() as u64, rows.max(1));
         let mut regions = own.plan().regions.iter();
         let logits = regions.find(|region| region.name() == "index_logits");
         assert_eq!(logits.unwrap().bytes, rows.max(1) * 1024);
         assert_eq!(own.allocated_bytes() as u64, own.plan().indexer_bytes);
-        let mut space = sparse.workspace(&self::limits()).unwrap();
-        let mut world = World::new(5);
-        let mut lists = Vec::new();
-        for new in STEPS {
+        let mut world = lab.world(5);
+        let lists = STEPS.map(|new| {
             let step = world.step(new);
-            world.prepare(&sparse, &mut space, &step);
-            world.select(&indexer, &space, &mut own, &step).unwrap();
-            lists.push(lists_of(&own, &space).0);
-        }
+            lab.run(&mut world, &step).0
+        });
         results.push(lists);
     }
     assert!(results.iter().all(|lists| *lists == results[0]));
@@ -571,124 +598,88 @@ fn logits_by_parts() {
 
 #[test]
 fn layers_share_lists() {
-    let (sparse, indexer, mut own, mut space) = selecting(9);
-    let [mut first, mut second] = [World::new(6), World::new(7)];
+    let mut lab = Lab::new(indexer_config(9));
+    let [mut first, mut second] = [lab.world(6), lab.world(7)];
     // The block tables are the same, but the weights and caches differ.
     second.tables.clone_from(&first.tables);
     for new in STEPS {
         let [step, other] = [first.step(new), second.step(new)];
-        first.prepare(&sparse, &mut space, &step);
-        first.select(&indexer, &space, &mut own, &step).unwrap();
-        let lists = lists_of(&own, &space).0;
-        first.attend(&sparse, &mut space, Some(&own), &step);
-        let out = second.attend(&sparse, &mut space, Some(&own), &other);
-        assert_eq!(lists_of(&own, &space).0, lists);
+        let (lists, _) = lab.run(&mut first, &step);
+        let out = lab.attend(&mut second, &other);
+        assert_eq!(lab.lists().0, lists);
         for token in 0..other.tokens() {
             let list = &lists[token * 9..(token + 1) * 9];
-            check_row(&second, &sparse, &other, list, token, &out);
+            check_row(&second, &other, list, token, &out);
         }
     }
 }
 
 #[test]
 fn one_call_equals_two() {
-    let (sparse, indexer, mut own, mut space) = selecting(9);
-    let mut world = World::new(9);
+    let mut lab = Lab::new(indexer_config(9));
+    let mut world = lab.world(9);
     for new in STEPS {
         let step = world.step(new);
-        world.prepare(&sparse, &mut space, &step);
-        let (out, cache, index_cache) = world
-            .both(&sparse, &indexer, &mut space, &mut own, &step)
-            .unwrap();
-        let lists = lists_of(&own, &space).0;
-        world.select(&indexer, &space, &mut own, &step).unwrap();
-        assert_eq!(lists_of(&own, &space).0, lists);
-        assert_eq!(world.attend(&sparse, &mut space, Some(&own), &step), out);
-        assert_eq!((&world.cache, &world.index_cache), (&cache, &index_cache));
+        lab.prepare(&world, &step);
+        let mut at_once = world.clone();
+        let out = lab.run_at_once(&mut at_once, &step).unwrap();
+        let lists = lab.lists().0;
+        assert_eq!(lab.run(&mut world, &step), (lists, out));
+        assert_eq!(
+            (&world.cache, &world.index_cache),
+            (&at_once.cache, &at_once.index_cache)
+        );
     }
-    // A call of another step is refused, and then there are no lists.
-    let longer = world.step([2, 2, 2]);
-    let refused = world.both(&sparse, &indexer, &mut space, &mut own, &longer);
-    let message = refused.unwrap_err().to_string();
-    assert!(
-        message.starts_with("query: given f32 [6, 3, 24]"),
-        "{message}"
-    );
-    assert!(own.lists(&space).is_err());
 }
 
-#[test]
-fn refusals_name_the_field() {
-    let (dense, cpu) = (layer(false), Cpu::new());
-    let error = |error: mla_runtime::Error| error.to_string();
-    let refused = Indexer::new(&cpu, &indexer_config(9), &dense.config().problem);
-    assert_eq!(
-        error(refused.err().unwrap()),
-        "problem.sparse: given false, accepted true: an indexer makes the lists of a sparse layer"
-    );
-    let (sparse, indexer, mut own, mut space) = selecting(9);
-    let mut world = World::new(8);
+pub(crate) fn refused() -> Refused {
+    let mut lab = Lab::new(indexer_config(9));
+    let mut world = lab.world(8);
     let step = world.step([3, 1, 0]);
+    let own_of = |config, problem| {
+        let indexer = Indexer::new(&Cpu::new(), &config, &problem).unwrap();
+        indexer.workspace(&limits()).unwrap()
+    };
+    let unprepared = lab.select(&mut world, &step);
+    lab.prepare(&world, &step);
+    let unselected = lab.own.lists(&lab.space).map(drop);
+    lab.select(&mut world, &step).unwrap();
+    lab.prepare(&world, &step);
+    let outdated = lab.own.lists(&lab.space).map(drop);
 
-    // The workspace has no prepared step.
-    let refused = world.select(&indexer, &space, &mut own, &step);
-    assert_eq!(
-        error(refused.unwrap_err()),
-        "workspace: given one without a prepared step, accepted one whose last `prepare` succeeded"
-    );
-    world.prepare(&sparse, &mut space, &step);
-    assert_eq!(
-        error(own.lists(&space).err().unwrap()),
-        "slot_lists: given none, accepted those of the prepared step: a layer with an indexer \
-         selects first"
-    );
-    // The lists are those of another step.
-    world.select(&indexer, &space, &mut own, &step).unwrap();
-    own.lists(&space).unwrap();
-    world.prepare(&sparse, &mut space, &step);
-    assert_eq!(
-        error(own.lists(&space).err().unwrap()),
-        "slot_lists: given those of another step, accepted those of the prepared step: a layer \
-         with an indexer selects first"
-    );
-    // The workspace belongs to another indexer.
-    let other = Indexer::new(&cpu, &indexer_config(8), &sparse.config().problem).unwrap();
-    let mut foreign = other.workspace(&limits()).unwrap();
-    let refused = world.select(&indexer, &space, &mut foreign, &step);
-    assert_eq!(
-        error(refused.unwrap_err()),
-        "indexer workspace: given one for 4 index heads of 32 values, 8 of them rotary, lists of \
-         8, accepted 4 index heads of 32 values, 8 of them rotary, lists of 9"
-    );
-    // The workspace belongs to an indexer of another layer, whose queries have a narrower dtype.
-    let mut problem = sparse.config().problem;
-    problem.dtype = DType::BF16;
-    let narrow = Indexer::new(&cpu, &indexer_config(9), &problem).unwrap();
-    let mut foreign = narrow.workspace(&limits()).unwrap();
-    let before = world.index_cache.clone();
-    let refused = world.select(&indexer, &space, &mut foreign, &step);
-    assert_eq!(
-        error(refused.unwrap_err()),
-        "indexer workspace: given one for queries in bf16, accepted one for queries in f32"
-    );
-    assert!(world.index_cache == before);
-    // The indexer's workspace is for shorter steps.
-    let short = limits().with_tokens(3);
-    let mut small = indexer.workspace(&short).unwrap();
-    let refused = world.select(&indexer, &space, &mut small, &step);
-    assert_eq!(
-        error(refused.unwrap_err()),
-        "new tokens: given 4, accepted at most the indexer workspace's limit of 3"
-    );
-    // The tensors belong to another step.
     let mut longer = world.step([3, 1, 0]);
     longer.requests[0].q = 4;
-    longer.keys.resize(5 * 32, 0.0);
+    longer.keys.resize(5 * WIDTH, 0.0);
     longer.query_latent.resize(5 * RANK, 0.0);
     longer.head_weights.resize(5 * 4, 0.0);
-    let refused = world.select(&indexer, &space, &mut own, &longer);
-    assert_eq!(
-        error(refused.unwrap_err()),
-        "query latent: given f32 [5, 1, 24] strides [24, 24, 1], accepted f32 [4, 1, 24]"
-    );
+    let another_step = lab.select(&mut world, &longer);
+    // A call of another step is refused, and then there are no lists.
+    lab.select(&mut world, &step).unwrap();
+    let longer = world.step([2, 2, 2]);
+    let at_once = lab.run_at_once(&mut world, &longer);
+    assert!(lab.own.lists(&lab.space).is_err());
+
+    let before = world.index_cache.clone();
+    lab.own = own_of(indexer_config(8), problem());
+    let another_indexer = lab.select(&mut world, &step);
+    // The queries of this workspace have a narrower dtype.
+    let mut narrow = problem();
+    narrow.dtype = DType::BF16;
+    lab.own = own_of(indexer_config(9), narrow);
+    let another_layer = lab.select(&mut world, &step);
+    lab.own = lab.indexer.workspace(&limits().with_tokens(3)).unwrap();
+    let shorter_steps = lab.select(&mut world, &step);
+    assert!(world.index_cache == before);
+    refused! {
+        "indexer: of a problem that is not sparse",
+            Indexer::new(&Cpu::new(), &indexer_config(9), &problem().with_sparse(false));
+        "indexer: no step is prepared", unprepared;
+        "indexer: lists that nobody has made", unselected;
+        "indexer: lists of another step", outdated;
+        "indexer: tensors of another step", another_step;
+        "indexer: tensors of another step, in one call", at_once;
+        "indexer: a workspace of another indexer", another_indexer;
+        "indexer: a workspace of another layer", another_layer;
+        "indexer: a workspace for shorter steps", shorter_steps;
+    }
 }

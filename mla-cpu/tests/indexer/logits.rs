@@ -8,6 +8,7 @@ use mla_runtime::indexer::{IndexCacheLayout, IndexCacheMut, IndexDevice as _, In
 use mla_runtime::model::{DType, IndexerConfig};
 use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, TensorMut, TensorRef};
 
+use crate::refusals::{Refused, refused};
 use crate::{Batch, random};
 
 /// The bits of a NaN that no logit can be.
@@ -187,49 +188,24 @@ fn equal_keys_have_equal_logits() {
     );
 }
 
-#[test]
-fn refusals_name_the_field() {
+pub(crate) fn refused() -> Refused {
     let world = World::new(IndexerConfig::GLM_5, &[(1, 90)], 64, 6);
-    let refused = |config: IndexerConfig, layout, columns: usize, batch: &Batch| {
-        let (mut logits, mut cache) = (vec![0.0f32; columns], world.cache.clone());
-        let error = Cpu::new()
-            .index_logits(
-                &config,
-                &world.queries[..],
-                TensorRef::from_slice(&world.weights, [1, 1, 32]).unwrap(),
-                &IndexCacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout).unwrap(),
-                &batch.view(0..1),
-                TensorMut::from_slice(&mut logits, [1, 1, columns]).unwrap(),
-            )
-            .unwrap_err();
-        error.to_string()
-    };
     let (config, layout) = (IndexerConfig::GLM_5, world.layout);
-    assert_eq!(
-        refused(config, layout, 89, &world.batch),
-        "index logits: given 89 columns, accepted at least the batch's longest length, 90"
-    );
-    assert_eq!(
-        refused(IndexerConfig::DEEPSEEK_V3_2, layout, 90, &world.batch),
-        "index queries: given 4096 bytes, accepted 8192, for [1, 64, 128] e4m3"
-    );
-    let narrow = layout.with_width(64);
-    assert_eq!(
-        refused(config, narrow, 90, &world.batch),
-        "index cache: given keys of 64 values, accepted 128, as index_head_dim says"
-    );
-    let mut batch = Batch::new(&mut Rng::with_seed(1), &[(1, 90)], 64);
-    batch.tables[1] = 99;
-    assert_eq!(
-        refused(config, layout, 90, &batch),
-        "block table entry: given 99 at [0, 1], accepted 0 and up below 5"
-    );
-}
-
-#[test]
-fn short_arrays_are_refused() {
-    // A GPU kernel would read beyond the end of such arrays.
-    let refused = |requests: usize, lens: &[i32], starts: &[i32]| {
+    let compute = |config: IndexerConfig, layout, columns: usize, entry: Option<i32>| {
+        let (mut logits, mut cache) = (vec![0.0f32; columns], world.cache.clone());
+        let mut batch = Batch::new(&mut Rng::with_seed(1), &[(1, 90)], 64);
+        batch.tables[1] = entry.unwrap_or(batch.tables[1]);
+        Cpu::new().index_logits(
+            &config,
+            &world.queries[..],
+            TensorRef::from_slice(&world.weights, [1, 1, 32]).unwrap(),
+            &IndexCacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout).unwrap(),
+            &batch.view(0..1),
+            TensorMut::from_slice(&mut logits, [1, 1, columns]).unwrap(),
+        )
+    };
+    // A GPU kernel would read beyond the end of arrays that are too short.
+    let check = |requests: usize, lens: &[i32], starts: &[i32]| {
         let mut logits = vec![0.0f32; 90];
         let logits = TensorMut::<Cpu>::from_slice(&mut logits, [1, 1, 90]).unwrap();
         let table = BlockTable::new(ArrayRef::from_slice(&[0, 1][..2 * requests]), requests, 2);
@@ -238,21 +214,18 @@ fn short_arrays_are_refused() {
             (ArrayRef::from_slice(lens), 90),
             (ArrayRef::from_slice(starts), 1),
         );
-        let error = IndexRows::new(batch, 0..1).check(&logits.as_ref());
-        error.unwrap_err().to_string()
+        IndexRows::new(batch, 0..1).check(&logits.as_ref())
     };
-    assert_eq!(
-        refused(1, &[], &[0, 1]),
-        "seq_lens: given 0, accepted 1, one per request of the block table"
-    );
-    assert_eq!(
-        refused(1, &[90], &[0]),
-        "query_starts: given 1, accepted 2, one per request of the block table and an end"
-    );
-    assert_eq!(
-        refused(0, &[], &[0]),
-        "requests: given none, for 1 query tokens, accepted 1 and up"
-    );
+    refused! {
+        "logits: fewer columns than positions", compute(config, layout, 89, None);
+        "logits: queries of fewer heads",
+            compute(IndexerConfig::DEEPSEEK_V3_2, layout, 90, None);
+        "logits: a cache of narrower keys", compute(config, layout.with_width(64), 90, None);
+        "logits: a page past the cache", compute(config, layout, 90, Some(99));
+        "logits: no lengths", check(1, &[], &[0, 1]);
+        "logits: starts without an end", check(1, &[90], &[0]);
+        "logits: no requests", check(0, &[], &[0]);
+    }
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Compares the CPU device's indexer with the f64 reference.
+//! Compares the CPU device's indexer with the f64 reference. `refusals.txt` has the errors of
+//! refused cases: `BLESS=1 cargo test -p mla-cpu --test indexer` writes it anew.
 
 mod attack;
 mod far;
@@ -6,6 +7,8 @@ mod layer;
 mod logits;
 mod pool;
 mod quantise;
+#[path = "../common/refusals.rs"]
+mod refusals;
 mod topk;
 
 use fastrand::Rng;
@@ -15,6 +18,18 @@ use mla_runtime::backend::DecodeBatch;
 use mla_runtime::indexer::IndexRows;
 use mla_runtime::model::RotaryStyle;
 use mla_runtime::tensor::{ArrayRef, BlockTable, Rotary, TensorRef};
+
+#[test]
+fn refusals_name_the_field() {
+    let cases = [
+        quantise::refused(),
+        logits::refused(),
+        topk::refused(),
+        layer::refused(),
+        pool::refused(),
+    ];
+    refusals::compare("indexer/refusals.txt", cases.into_iter().flatten());
+}
 
 /// Numbers from −1 to 1.
 fn random(rng: &mut Rng, count: usize) -> Vec<f32> {

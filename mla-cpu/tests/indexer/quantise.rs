@@ -10,6 +10,7 @@ use mla_runtime::indexer::{
 use mla_runtime::model::{IndexerConfig, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
 
+use crate::refusals::{Refused, refused};
 use crate::{Tables, random, wide};
 
 const BASE: IndexerConfig = IndexerConfig::new(6, 128, 64, 32);
@@ -182,53 +183,27 @@ fn without_a_rotation_nothing_turns() {
     assert_eq!(scaled, [3.0 * (1.0 / 8f64.sqrt()) as f32]);
 }
 
-#[test]
-fn refusals_name_the_field() {
+pub(crate) fn refused() -> Refused {
     let config = IndexerConfig::new(2, 8, 4, 4).with_rotary(RotaryStyle::Interleaved);
     let layout = IndexCacheLayout::contiguous(&config, 1, 4);
     let (keys, ones) = ([1.0f32; 16], [1.0f32; 8]);
     let tables = Tables::new(vec![0, 1], 4, RotaryStyle::Interleaved);
     let halves = Tables::new(vec![0, 1], 4, RotaryStyle::Halves);
     let narrow = layout.with_width(4);
-    let refused = |keys: &[f32], width: usize, slots: &[i64], tables: &Tables, layout| {
+    let write = |keys: &[f32], width: usize, slots: &[i64], tables: &Tables, layout| {
         let mut cache = vec![0u32; 12];
         let cache = IndexCacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout).unwrap();
-        let keys = IndexKeys::new(
-            TensorRef::from_slice(keys, [2, 1, width]).unwrap(),
-            [
-                TensorRef::from_slice(&ones, [1, 1, 8]).unwrap(),
-                TensorRef::from_slice(&ones, [1, 1, 8]).unwrap(),
-            ],
-            ArrayRef::from_slice(slots),
-            cache,
-        )
-        .with_rotary(tables.view());
-        let error = Cpu::new().write_index_keys(&config, keys).unwrap_err();
-        error.to_string()
+        let ones = TensorRef::from_slice(&ones, [1, 1, 8]).unwrap();
+        let keys = TensorRef::from_slice(keys, [2, 1, width]).unwrap();
+        let keys = IndexKeys::new(keys, [ones; 2], ArrayRef::from_slice(slots), cache);
+        Cpu::new().write_index_keys(&config, keys.with_rotary(tables.view()))
     };
-    assert_eq!(
-        refused(&keys[..12], 6, &[0, 1], &tables, layout),
-        "index keys: given f32 [2, 1, 6] strides [6, 6, 1], accepted f32 [2, 1, 8]"
-    );
-    assert_eq!(
-        refused(&keys, 8, &[0], &tables, layout),
-        "slots: given 1, accepted 2, one per token"
-    );
-    assert_eq!(
-        refused(&keys, 8, &[0, 4], &tables, layout),
-        "slot: given 4, accepted -1 (skipped), or 0 and up below 4"
-    );
-    assert_eq!(
-        refused(&keys, 8, &[3, 3], &tables, layout),
-        "slots: given slot 3 twice, accepted slots that differ"
-    );
-    assert_eq!(
-        refused(&keys, 8, &[0, 1], &halves, layout),
-        "index rotary style: given Halves, accepted Interleaved, as the indexer's configuration \
-         has it"
-    );
-    assert_eq!(
-        refused(&keys, 8, &[0, 1], &tables, narrow),
-        "index cache: given keys of 4 values, accepted 8, as index_head_dim says"
-    );
+    refused! {
+        "keys: narrower than the indexer's", write(&keys[..12], 6, &[0, 1], &tables, layout);
+        "keys: slots for fewer tokens", write(&keys, 8, &[0], &tables, layout);
+        "keys: a slot past the cache", write(&keys, 8, &[0, 4], &tables, layout);
+        "keys: one slot twice", write(&keys, 8, &[3, 3], &tables, layout);
+        "keys: another rotary style", write(&keys, 8, &[0, 1], &halves, layout);
+        "keys: a cache of narrower keys", write(&keys, 8, &[0, 1], &tables, narrow);
+    }
 }

@@ -6,6 +6,7 @@ use mla_cpu::Cpu;
 use mla_runtime::indexer::IndexDevice as _;
 use mla_runtime::tensor::TensorRef;
 
+use crate::refusals::{Refused, refused};
 use crate::{Batch, random, wide};
 
 /// Compares the lists for some logits with the expected ones.
@@ -149,37 +150,24 @@ fn rows_of_200_000() {
     }
 }
 
-#[test]
-fn refusals_name_the_field() {
-    let mut batch = Batch::new(&mut Rng::with_seed(1), &[(1, 5)], 16);
-    let refused = |batch: &Batch, bytes: &mut [u8], width, page_size| {
-        let error = Cpu::new()
-            .select_slots(
-                TensorRef::from_slice(&[0.0f32; 5], [1, 1, 5]).unwrap(),
-                &batch.view(0..1),
-                page_size,
-                bytes,
-                width,
-            )
-            .unwrap_err();
-        error.to_string()
+pub(crate) fn refused() -> Refused {
+    let select = |entry: i32, width, page_size| {
+        let mut batch = Batch::new(&mut Rng::with_seed(1), &[(1, 5)], 16);
+        batch.tables[0] = entry;
+        let mut room = [0i32; 4];
+        Cpu::new().select_slots(
+            TensorRef::from_slice(&[0.0f32; 5], [1, 1, 5]).unwrap(),
+            &batch.view(0..1),
+            page_size,
+            bytemuck::cast_slice_mut(&mut room),
+            width,
+        )
     };
-    let mut room = [0i32; 4];
-    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut room);
-    assert_eq!(
-        refused(&batch, bytes, 5, 16),
-        "slot lists: given 16 bytes in lists of 5, accepted lists of 1 and up, for each of 1 tokens"
-    );
-    assert!(refused(&batch, bytes, 0, 16).starts_with("slot lists: given 16 bytes in lists of 0"));
-    assert_eq!(
-        refused(&batch, bytes, 4, 0),
-        "page_size: given 0, accepted 1 and up"
-    );
-    batch.tables[0] = i32::MAX;
-    assert_eq!(
-        refused(&batch, bytes, 4, 16),
-        "block table entry: given 2147483647 at [0, 0], accepted 0 and up below 134217728"
-    );
-    batch.tables[0] = -7;
-    assert!(refused(&batch, bytes, 4, 16).starts_with("block table entry: given -7"));
+    refused! {
+        "selection: lists longer than their memory", select(0, 5, 16);
+        "selection: lists of nothing", select(0, 0, 16);
+        "selection: pages of no tokens", select(0, 4, 0);
+        "selection: the largest page", select(i32::MAX, 4, 16);
+        "selection: a negative page", select(-7, 4, 16);
+    }
 }

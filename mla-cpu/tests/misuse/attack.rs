@@ -108,7 +108,7 @@ fn compare(setup: &Setup, ran: &Ran, expected: &Expected) -> Result<(), String> 
         f64::from(given) == wanted
             || (f64::from(given) - wanted).abs() < 2e-4 * (1.0 + wanted.abs())
     };
-    let wanted = expected.out.iter().flatten().flatten();
+    let wanted = expected.out.iter().flatten();
     let mut rest = ran.out.clone();
     for (index, (at, wanted)) in setup.outputs().zip(wanted).enumerate() {
         let given = ran.out[1][at];

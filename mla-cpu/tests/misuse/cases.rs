@@ -392,6 +392,19 @@ fn rotations(cases: &mut Vec<Case>) {
         Refused "rotation: tables of an odd width", rotation(7, 16, false);
         Refused "rotation: tables of no positions", rotation(8, 0, false);
     }
+    let given = |positions: &'static [i64]| {
+        move |s: &mut Setup| {
+            rotation(8, 16, false)(s);
+            s.given_positions = Some(positions.to_vec());
+        }
+    };
+    add! { cases;
+        Refused "rotation: fewer positions than tokens", given(&[0; 5]);
+        Refused "rotation: more positions than tokens", given(&[0; 7]);
+        Refused "rotation: a negative position", given(&[0, 0, 0, -1, 0, 0]);
+        Refused "rotation: a position past the tables", given(&[0, 16, 0, 0, 0, 0]);
+        Refused "rotation: the largest position", given(&[0, 0, 0, 0, 0, i64::MAX]);
+    }
 }
 
 fn lists(cases: &mut Vec<Case>) {

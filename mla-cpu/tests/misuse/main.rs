@@ -9,10 +9,10 @@ mod attack;
 mod calls;
 mod cases;
 mod reference;
+#[path = "../common/refusals.rs"]
+mod refusals;
 mod setup;
 mod steps;
-
-use std::fmt::Write as _;
 
 use setup::Setup;
 
@@ -25,72 +25,36 @@ enum Expected {
     Right,
 }
 
+fn assert_same(name: &str, given: &[f32], expected: &[f32]) {
+    let same = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-5;
+    let is_same = given.len() == expected.len() && given.iter().zip(expected).all(same);
+    assert!(is_same, "{name}: other outputs");
+}
+
 #[test]
 fn misuse() {
     let (expected, _) = Setup::default().run();
     let expected = expected.expect("the case without a change is right");
-    let mut said = String::new();
-    let mut names = std::collections::BTreeSet::new();
+    let mut refused = refusals::Refused::new();
     for (name, kind, change) in cases::all() {
-        assert!(names.insert(name.clone()), "two cases are named {name}");
         let mut setup = Setup::default();
         change(&mut setup);
         let (given, touched) = setup.run();
         match (kind, given) {
-            (Expected::Refused, Err(error)) => {
+            (Expected::Refused, given) => {
                 assert!(!touched, "{name}: refused after something was written");
-                writeln!(said, "{name}\n    {error}").unwrap();
+                refused.push((name, given.map(drop)));
             }
-            (Expected::Right, Ok(given)) => {
-                assert_eq!(given.len(), expected.len(), "{name}");
-                let same = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-5;
-                assert!(
-                    given.iter().zip(&expected).all(same),
-                    "{name}: other outputs"
-                );
-            }
-            (kind, given) => panic!("{name}: expected {kind:?}, given {:?}", given.map(drop)),
+            (Expected::Right, Ok(given)) => assert_same(&name, &given, &expected),
+            (Expected::Right, Err(error)) => panic!("{name}: {error}"),
         }
     }
-    let mut failed = Vec::new();
-    for (name, case) in steps::REFUSED {
-        assert!(
-            names.insert((*name).to_owned()),
-            "two cases are named {name}"
-        );
-        match case() {
-            Err(error) => writeln!(said, "{name}\n    {error}").unwrap(),
-            Ok(_) => failed.push(format!("{name}: not refused")),
-        }
-    }
+    refused.extend(steps::refused());
     for (name, case) in steps::RIGHT {
-        assert!(
-            names.insert((*name).to_owned()),
-            "two cases are named {name}"
-        );
-        let same = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-5;
         match case() {
-            Err(error) => failed.push(format!("{name}: {error}")),
-            Ok([given, wanted]) => {
-                let is_same = given.len() == wanted.len() && given.iter().zip(&wanted).all(same);
-                if !is_same {
-                    failed.push(format!("{name}: other outputs"));
-                }
-            }
+            Err(error) => panic!("{name}: {error}"),
+            Ok([given, wanted]) => assert_same(name, &given, &wanted),
         }
     }
-    assert!(failed.is_empty(), "{}", failed.join("\n"));
-    assert!(names.len() >= 124 + 60, "{} cases", names.len());
-    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/misuse/refusals.txt");
-    if std::env::var_os("BLESS").is_some() {
-        std::fs::write(&file, &said).unwrap();
-    }
-    let filed = std::fs::read_to_string(&file).unwrap_or_default();
-    for (said, filed) in said.lines().zip(filed.lines()) {
-        assert_eq!(
-            said, filed,
-            "tests/misuse/refusals.txt is to be written anew"
-        );
-    }
-    assert_eq!(said.lines().count(), filed.lines().count());
+    refusals::compare("misuse/refusals.txt", refused);
 }

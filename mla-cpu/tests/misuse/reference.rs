@@ -1,15 +1,16 @@
 //! Computes the right results of a setup in f64, by the formulas.
 
-use mla_conformance::reference::{Turn, attend};
+use mla_conformance::reference::{Array, Attended, Turn, layer};
 use mla_runtime::batch::Request;
 use mla_runtime::model::RotaryStyle;
+use mla_runtime::spec::Problem;
 
 use crate::setup::{Setup, View, number};
 
 /// The outputs and cache rows of a setup's step.
 pub(crate) struct Expected {
-    /// `[tokens][heads]` rows of V.
-    pub(crate) out: Vec<Vec<Vec<f64>>>,
+    /// The heads' rows of V, token by token.
+    pub(crate) out: Vec<Vec<f64>>,
     /// `[tokens][heads]`.
     pub(crate) lse: Vec<Vec<f64>>,
     /// The slots that are written, each with its row.
@@ -43,6 +44,15 @@ pub(crate) fn expected(setup: &Setup, absorbed_tokens: usize) -> Expected {
     let [query, latent, rope, weights] = [&setup.query, &setup.latent, &setup.rope, &setup.weights];
     let new = [Elements::of(latent, 1), Elements::of(rope, 2)];
     let (query, weights) = (Elements::of(query, 0), Elements::of(weights, 3));
+    let Problem { dims, heads, .. } = setup.config.problem;
+    let heads = heads as usize;
+    let [latent, nope, rope, v] =
+        [dims.latent, dims.head.nope, dims.head.rope, dims.head.v].map(|n| n as usize);
+    let columns = 0..heads * (nope + v);
+    let weights: Vec<f64> = (0..latent)
+        .flat_map(|row| columns.clone().map(move |column| (row, column)))
+        .map(|(row, column)| weights.get(0, row, column))
+        .collect();
     let rows: Vec<Vec<f64>> = tokens
         .iter()
         .map(|token| new_row(setup, &new, token))
@@ -88,12 +98,14 @@ pub(crate) fn expected(setup: &Setup, absorbed_tokens: usize) -> Expected {
                 })
                 .collect(),
         };
-        let heads = setup.config.problem.heads as usize;
-        let (out, lse) = (0..heads)
-            .map(|head| attend_head(setup, [&query, &weights], token, head, &seen))
-            .unzip();
-        expected.out.push(out);
-        expected.lse.push(lse);
+        let mut queries = Array::from_fn([1, heads, nope + rope], |_, head, k| {
+            query.get(token.row, head, k)
+        });
+        (0..heads).for_each(|head| turn(setup, token, &mut queries.row_mut(0, head)[nope..]));
+        let scale = setup.config.softmax_scale.into();
+        let Attended { out, lse } = layer(&queries, &seen, &weights, [nope, rope, v], scale);
+        expected.out.push(out.data);
+        expected.lse.extend(lse);
     }
     expected.written = written;
     expected
@@ -150,10 +162,12 @@ fn turn(setup: &Setup, token: &Token, row: &mut [f64]) {
     let Some(rotation) = setup.rotation else {
         return;
     };
+    let given = setup.given_positions.as_ref();
+    let position = given.map_or(token.position as f64, |given| given[token.row] as f64);
     let pairs = (0..rotation.width / 2)
         .map(|pair| {
             let frequency = 1e4f64.powf(-2.0 * f64::from(pair) / f64::from(rotation.width));
-            let (sin, cos) = (token.position as f64 * frequency).sin_cos();
+            let (sin, cos) = (position * frequency).sin_cos();
             (cos, sin)
         })
         .collect();
@@ -170,38 +184,4 @@ fn new_row(setup: &Setup, [latent, rope]: &[Elements<'_>; 2], token: &Token) -> 
     turn(setup, token, &mut key);
     let latent = (0..dims.latent as usize).map(|k| latent.get(token.row, 0, k));
     latent.chain(key).collect()
-}
-
-fn attend_head(
-    setup: &Setup,
-    [queries, weights]: [&Elements<'_>; 2],
-    token: &Token,
-    head: usize,
-    seen: &[Vec<f64>],
-) -> (Vec<f64>, f64) {
-    let dims = setup.config.problem.dims;
-    let [latent, nope, v] = [dims.latent, dims.head.nope, dims.head.v].map(|n| n as usize);
-    let mut query: Vec<f64> = (0..dims.head.qk() as usize)
-        .map(|k| queries.get(token.row, head, k))
-        .collect();
-    turn(setup, token, &mut query[nope..]);
-    let weight = |row: usize, column: usize| weights.get(0, row, head * (nope + v) + column);
-    // The columns `from..to` of a latent multiplied by W_kv_b.
-    let expand = |row: &[f64], from: usize, to: usize| -> Vec<f64> {
-        (from..to)
-            .map(|column| (0..latent).map(|k| row[k] * weight(k, column)).sum())
-            .collect()
-    };
-    let keys: Vec<Vec<f64>> = seen
-        .iter()
-        .map(|row| [&expand(row, 0, nope)[..], &row[latent..]].concat())
-        .collect();
-    let values: Vec<Vec<f64>> = seen.iter().map(|row| expand(row, nope, nope + v)).collect();
-    let [keys, values] =
-        [&keys, &values].map(|rows| rows.iter().map(Vec::as_slice).collect::<Vec<_>>());
-    let (out, lse) = attend(&query, &keys, &values, setup.config.softmax_scale.into());
-    match seen.is_empty() {
-        true => (vec![0.0; v], f64::NEG_INFINITY),
-        false => (out, lse),
-    }
 }

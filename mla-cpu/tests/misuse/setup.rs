@@ -134,6 +134,8 @@ pub(crate) struct Setup {
     pub(crate) list_entries: Vec<i32>,
     pub(crate) slot_counts: Option<usize>,
     pub(crate) rotation: Option<Rotation>,
+    /// Positions that the caller gives; `None` means those of the step.
+    pub(crate) given_positions: Option<Vec<i64>>,
     pub(crate) prepared: Prepared,
     /// True if the backends read 16 bytes at a time.
     pub(crate) aligned: bool,
@@ -199,6 +201,7 @@ impl Default for Setup {
             list_entries: vec![-1],
             slot_counts: None,
             rotation: None,
+            given_positions: None,
             prepared: Prepared::Step,
             aligned: false,
             cache_offset: 0,
@@ -357,9 +360,11 @@ impl Setup {
             )?),
             None => None,
         };
-        let rotary = match &tables {
-            Some(tables) => Some(tables.rotation()?),
-            None => None,
+        let given = self.given_positions.as_deref().map(ArrayRef::from_slice);
+        let rotary = match (&tables, given) {
+            (Some(tables), Some(given)) => Some(tables.rotation()?.with_positions(given)),
+            (Some(tables), None) => Some(tables.rotation()?),
+            (None, _) => None,
         };
         let cache: &mut [u8] = bytemuck::cast_slice_mut(cache);
         let cache = CacheMut::new(
@@ -375,18 +380,26 @@ impl Setup {
         let latent = read("latent", &latent, &self.latent)?;
         match (self.rotation, rotary) {
             (Some(Rotation { fused: false, .. }), Some(rotary)) => {
-                let query: &mut [u8] = bytemuck::cast_slice_mut(&mut query);
-                let rope: &mut [u8] = bytemuck::cast_slice_mut(&mut rope);
-                let query = TensorMut::new(&mut query[part(&self.query)], self.query.layout);
-                let query = named("query", query)?;
-                let rope = TensorMut::new(&mut rope[part(&self.rope)], self.rope.layout);
-                let rope = named("rope", rope)?;
-                layer.forward_unrotated(
+                let before = [query.clone(), rope.clone()];
+                let [query_bytes, rope_bytes] = [&mut query, &mut rope]
+                    .map(|memory| bytemuck::cast_slice_mut::<f32, u8>(memory));
+                let to = TensorMut::new(&mut query_bytes[part(&self.query)], self.query.layout);
+                let query_to = named("query", to)?;
+                let to = TensorMut::new(&mut rope_bytes[part(&self.rope)], self.rope.layout);
+                let rope_to = named("rope", to)?;
+                let result = layer.forward_unrotated(
                     &mut workspace,
-                    LayerCall::unrotated(weights, query, latent, rope, rotary, cache, out)
+                    LayerCall::unrotated(weights, query_to, latent, rope_to, rotary, cache, out)
                         .with_lse(lse)
                         .with_slot_lists(slot_lists),
-                )?;
+                );
+                let turned = [&query, &rope].map(|memory| bytes(memory))
+                    != before.each_ref().map(|memory| bytes(memory));
+                assert!(
+                    result.is_ok() || !turned,
+                    "refused after something was rotated"
+                );
+                result?;
             }
             (_, rotary) => layer.forward(
                 &mut workspace,

@@ -8,12 +8,13 @@ use mla_runtime::Result;
 use mla_runtime::backend::{LayerConfig, SlotLists, StepLimits};
 use mla_runtime::device::Device;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepPlan, StepRequest, Weights, Workspace};
-use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims, Rope};
+use mla_runtime::model::{DType, HeadDims, KvFormat, MlaDims};
 use mla_runtime::spec::{Problem, QueryLen};
 use mla_runtime::tensor::{
-    ArrayRef, CacheLayout, CacheMut, CacheRef, Memory, RotaryTables, TensorMut, TensorRef,
+    ArrayRef, CacheLayout, CacheMut, CacheRef, Memory, TensorMut, TensorRef,
 };
 
+use crate::refusals::{Refused, refused};
 use crate::setup::{DIMS, HEADS, PAGE, PAGES, number};
 
 type Layer = MlaLayer<CpuPrefill, CpuDecode>;
@@ -21,134 +22,118 @@ type Layer = MlaLayer<CpuPrefill, CpuDecode>;
 /// The outputs of a case, and the expected ones.
 type Outputs = [Vec<f32>; 2];
 
-/// A name, and the calls of the case. An error means that the case is refused.
-pub(crate) type Case<T> = (&'static str, fn() -> Result<T>);
-
-/// Lists refused cases. Each row has a name and the calls.
-macro_rules! refused {
-    ($($name:literal, $call:expr;)*) => {
-        pub(crate) const REFUSED: &[Case<()>] = &[$(($name, || {
-            $call?;
-            Ok(())
-        })),*];
-    };
-}
+/// A name, and the calls of the case.
+type Case = (&'static str, fn() -> Result<Outputs>);
 
 /// Lists right cases. Each row has a name, the outputs of the case, and the expected outputs.
 macro_rules! right {
     ($($name:literal, $given:expr, $wanted:expr;)*) => {
-        pub(crate) const RIGHT: &[Case<Outputs>] = &[$(($name, || Ok([$given, $wanted]))),*];
+        pub(crate) const RIGHT: &[Case] = &[$(($name, || Ok([$given, $wanted]))),*];
     };
 }
 
-refused! {
-    // Workspaces.
-    "steps: a workspace for more heads", foreign_workspace(|problem| problem.heads = 4);
-    "steps: a workspace for another dtype", foreign_workspace(|problem| {
-        problem.dtype = DType::F16;
-        problem.kv_format = KvFormat::F16;
-    });
-    "steps: a workspace for another latent", foreign_workspace(|problem| problem.dims.latent = 64);
-    "steps: a workspace for heads that split otherwise",
-        foreign_workspace(|problem| problem.dims.head = HeadDims::new(8, 16, 16));
-    "steps: a workspace for sparse attention", foreign_workspace(|problem| problem.sparse = true);
-    "steps: prepared by a layer of another problem", {
-        let mut lab = Lab::new();
-        let step = lab.plan(&TWO)?;
-        let problem = config().problem.with_page_size(8);
-        let other = Lab::of(config().with_problem(problem), LIMITS)?;
-        lab.workspace.prepare(&other.layer, &step)
-    };
-    // Weights.
-    "steps: weights for twice the heads, half as wide",
-        weights_of(MlaDims::new(32, HeadDims::new(8, 8, 8)), 4);
-    "steps: weights for keys as wide as values should be",
-        weights_of(MlaDims::new(32, HeadDims::new(24, 8, 8)), HEADS as u32);
-    // Plans.
-    "steps: planned for more requests than there is room for",
-        planned_within(&LIMITS.with_requests(9), &[StepRequest::new(0, 0, &[]); 5]);
-    "steps: planned for more tokens than there is room for",
-        planned_within(&LIMITS.with_tokens(30), &[StepRequest::new(9, 9, &[0, 1, 2])]);
-    "steps: planned for longer requests than there is room for", planned_within(
-        &LIMITS.with_pages_per_request(5),
-        &[StepRequest::new(1, 17, &[0, 1, 2, 3, 4])],
-    );
-    "steps: planned for other pages", {
-        let problem = config().problem.with_page_size(8);
-        let step = StepPlan::within(&problem, &LIMITS, 1, &[StepRequest::new(1, 6, &[0])])?;
-        Lab::new().prepare(&step)
-    };
-    "steps: a request cancelled between plan and call", Lab::prepared(&TWO)?.call(1);
-    "steps: a request that came between plan and call", Lab::prepared(&TWO[..1])?.call(6);
-    "steps: padded beyond the limit", Lab::new().plan(&TWO)?.padded_to(5);
-    "steps: padded to all that a host counts", Lab::new().plan(&TWO)?.padded_to(usize::MAX);
-    "steps: padded to fewer than it has", Lab::new().plan(&TWO)?.padded_to(1);
-    "steps: padding for prompts alone", Lab::new().plan(&TWO[1..])?.padded_to(3);
-    "steps: padding without requests", Lab::new().plan(&[])?.padded_to(2);
-    // Requests and their pages.
-    "steps: one request twice", Lab::new().run(&[TWO[0], TWO[0]], 2);
-    "steps: a fork without a copy",
-        Lab::new().run(&[StepRequest::new(1, 6, &[3, 1]), StepRequest::new(1, 7, &[3, 1])], 2);
-    "steps: new tokens over the request's own beginning",
-        Lab::new().run(&[StepRequest::new(1, 6, &[3, 3])], 1);
-    "steps: new tokens over the middle of another",
-        Lab::new().run(&[StepRequest::new(1, 6, &[3, 1]), StepRequest::new(1, 11, &[1, 4, 2])], 2);
-    "steps: cached tokens in no pages", Lab::new().run(&[StepRequest::new(0, 5, &[])], 0);
-    "steps: more new tokens than tokens",
-        Lab::new().run(&[StepRequest::new(u32::MAX, 1, &[0])], 1);
-    "steps: more tokens than integers count",
-        Lab::new().run(&[StepRequest::new(1, u32::MAX, &[0, 1, 2])], 1);
-    "steps: a negative page", Lab::new().run(&[StepRequest::new(1, 6, &[3, i32::MIN])], 1);
-    "steps: the largest page", Lab::new().run(&[StepRequest::new(1, 6, &[3, i32::MAX])], 1);
-    // Two decodes with the same slot, planned without reordering. `prepare` refuses them, before
-    // any call.
-    "steps: two requests in one slot", {
-        let two = [StepRequest::new(1, 6, &[3, 1]), StepRequest::new(1, 6, &[4, 1])];
-        let step = StepPlan::in_order(&config().problem, &LIMITS, 1, 0, &two)?;
-        Lab::new().prepare(&step)
-    };
-    // Limits and memory.
-    "steps: limits of all that a host counts", {
-        let max = usize::MAX;
-        let limits = StepLimits::new(max, max, max).with_context_rows(max);
-        Lab::of(config(), limits.with_decode_query_len(max))
-    };
-    // The limit on new tokens refuses this step, although the limit on query lengths allows it.
-    "steps: decodes longer than all that a host counts",
-        Lab::of(config(), LIMITS.with_decode_query_len(usize::MAX))?
-            .run(&[StepRequest::new(9, 9, &[0, 1, 2])], 9);
-    "steps: memory of all that a host counts", Cpu::new().allocate(usize::MAX);
-    "steps: memory of half of that", Cpu::new().allocate(isize::MAX as usize - 63);
-    "steps: a cache of all pages that a host counts", {
-        let layout = CacheLayout::contiguous(DIMS, KvFormat::F32, usize::MAX, PAGE);
-        CacheMut::<Cpu>::new(&mut [0; 640], layout).map(drop)
-    };
-    // Copies of pages.
-    "steps: a copy of a page past the cache", Lab::new().copy(PAGES, 0);
-    "steps: a copy to a page past the cache", Lab::new().copy(0, PAGES);
-    "steps: a copy of the last page that a host counts", Lab::new().copy(usize::MAX, 1);
-    "steps: a copy of rows of an odd number of bytes", {
-        let dims = MlaDims::new(33, HeadDims::new(16, 8, 16));
-        let layout = CacheLayout::contiguous(dims, KvFormat::Fp8, 2, 4);
-        let mut bytes = vec![0; 2 * layout.page_stride];
-        Cpu::new().copy_page(CacheMut::new(&mut bytes[..], layout)?, 0, 1)
-    };
-    // Positions given by the caller.
-    "steps: fewer positions than tokens", rotated(&[0; 5]);
-    "steps: more positions than tokens", rotated(&[0; 7]);
-    "steps: a negative position", rotated(&[0, 0, 0, -1, 0, 0]);
-    "steps: a position past the tables", rotated(&[0, 16, 0, 0, 0, 0]);
-    "steps: the largest position", rotated(&[0, 0, 0, 0, 0, i64::MAX]);
-    // Sinks and second caches.
-    "steps: a sink too few", sinks(&TWO[..1], 1, &[0.5]);
-    "steps: a sink too many", sinks(&TWO[..1], 1, &[0.5; 3]);
-    "steps: a sink too many of a prompt", sinks(&TWO, 6, &[0.5; 3]);
-    "steps: a second cache of other rows",
-        second(MlaDims::new(24, HeadDims::new(16, 8, 16)), 4);
-    "steps: a second cache with too few entries", second(DIMS, 3);
-    "steps: a second cache with lists of more tokens", second(DIMS, 8);
-    // Parts of a call.
-    "steps: a part of a call without a step", Lab::new().parts(6, [0, 1, 2]);
+pub(crate) fn refused() -> Refused {
+    refused! {
+        // Workspaces.
+        "steps: a workspace for more heads", foreign_workspace(|problem| problem.heads = 4);
+        "steps: a workspace for another dtype", foreign_workspace(|problem| {
+            problem.dtype = DType::F16;
+            problem.kv_format = KvFormat::F16;
+        });
+        "steps: a workspace for another latent",
+            foreign_workspace(|problem| problem.dims.latent = 64);
+        "steps: a workspace for heads that split otherwise",
+            foreign_workspace(|problem| problem.dims.head = HeadDims::new(8, 16, 16));
+        "steps: a workspace for sparse attention",
+            foreign_workspace(|problem| problem.sparse = true);
+        "steps: prepared by a layer of another problem", {
+            let mut lab = Lab::new();
+            let step = lab.plan(&TWO)?;
+            let problem = config().problem.with_page_size(8);
+            let other = Lab::of(config().with_problem(problem), LIMITS)?;
+            lab.workspace.prepare(&other.layer, &step)
+        };
+        // Weights.
+        "steps: weights for twice the heads, half as wide",
+            weights_of(MlaDims::new(32, HeadDims::new(8, 8, 8)), 4);
+        "steps: weights for keys as wide as values should be",
+            weights_of(MlaDims::new(32, HeadDims::new(24, 8, 8)), HEADS as u32);
+        // Plans.
+        "steps: planned for more requests than there is room for",
+            planned_within(&LIMITS.with_requests(9), &[StepRequest::new(0, 0, &[]); 5]);
+        "steps: planned for more tokens than there is room for",
+            planned_within(&LIMITS.with_tokens(30), &[StepRequest::new(9, 9, &[0, 1, 2])]);
+        "steps: planned for longer requests than there is room for", planned_within(
+            &LIMITS.with_pages_per_request(5),
+            &[StepRequest::new(1, 17, &[0, 1, 2, 3, 4])],
+        );
+        "steps: planned for other pages", {
+            let problem = config().problem.with_page_size(8);
+            let step = StepPlan::within(&problem, &LIMITS, 1, &[StepRequest::new(1, 6, &[0])])?;
+            Lab::new().prepare(&step)
+        };
+        "steps: a request cancelled between plan and call", Lab::prepared(&TWO)?.call(1);
+        "steps: a request that came between plan and call", Lab::prepared(&TWO[..1])?.call(6);
+        "steps: padded beyond the limit", Lab::new().plan(&TWO)?.padded_to(5);
+        "steps: padded to all that a host counts", Lab::new().plan(&TWO)?.padded_to(usize::MAX);
+        "steps: padded to fewer than it has", Lab::new().plan(&TWO)?.padded_to(1);
+        "steps: padding for prompts alone", Lab::new().plan(&TWO[1..])?.padded_to(3);
+        "steps: padding without requests", Lab::new().plan(&[])?.padded_to(2);
+        // Requests and their pages.
+        "steps: one request twice", Lab::new().run(&[TWO[0], TWO[0]], 2);
+        "steps: a fork without a copy",
+            Lab::new().run(&[StepRequest::new(1, 6, &[3, 1]), StepRequest::new(1, 7, &[3, 1])], 2);
+        "steps: new tokens over the request's own beginning",
+            Lab::new().run(&[StepRequest::new(1, 6, &[3, 3])], 1);
+        "steps: new tokens over the middle of another",
+            Lab::new().run(&[TWO[0], StepRequest::new(1, 11, &[1, 4, 2])], 2);
+        "steps: cached tokens in no pages", Lab::new().run(&[StepRequest::new(0, 5, &[])], 0);
+        "steps: more new tokens than tokens",
+            Lab::new().run(&[StepRequest::new(u32::MAX, 1, &[0])], 1);
+        // Two decodes with the same slot, planned without reordering. `prepare` refuses them,
+        // before any call.
+        "steps: two requests in one slot", {
+            let two = [StepRequest::new(1, 6, &[3, 1]), StepRequest::new(1, 6, &[4, 1])];
+            let step = StepPlan::in_order(&config().problem, &LIMITS, 1, 0, &two)?;
+            Lab::new().prepare(&step)
+        };
+        // Limits and memory.
+        "steps: limits of all that a host counts", {
+            let max = usize::MAX;
+            let limits = StepLimits::new(max, max, max).with_context_rows(max);
+            Lab::of(config(), limits.with_decode_query_len(max))
+        };
+        // The limit on new tokens refuses this step, although the limit on query lengths allows it.
+        "steps: decodes longer than all that a host counts",
+            Lab::of(config(), LIMITS.with_decode_query_len(usize::MAX))?
+                .run(&[StepRequest::new(9, 9, &[0, 1, 2])], 9);
+        "steps: memory of all that a host counts", Cpu::new().allocate(usize::MAX);
+        "steps: memory of half of that", Cpu::new().allocate(isize::MAX as usize - 63);
+        "steps: a cache of all pages that a host counts", {
+            let layout = CacheLayout::contiguous(DIMS, KvFormat::F32, usize::MAX, PAGE);
+            CacheMut::<Cpu>::new(&mut [0; 640], layout).map(drop)
+        };
+        // Copies of pages.
+        "steps: a copy of a page past the cache", Lab::new().copy(PAGES, 0);
+        "steps: a copy to a page past the cache", Lab::new().copy(0, PAGES);
+        "steps: a copy of the last page that a host counts", Lab::new().copy(usize::MAX, 1);
+        "steps: a copy of rows of an odd number of bytes", {
+            let dims = MlaDims::new(33, HeadDims::new(16, 8, 16));
+            let layout = CacheLayout::contiguous(dims, KvFormat::Fp8, 2, 4);
+            let mut bytes = vec![0; 2 * layout.page_stride];
+            Cpu::new().copy_page(CacheMut::new(&mut bytes[..], layout)?, 0, 1)
+        };
+        // Sinks and second caches.
+        "steps: a sink too few", sinks(&TWO[..1], 1, &[0.5]);
+        "steps: a sink too many", sinks(&TWO[..1], 1, &[0.5; 3]);
+        "steps: a sink too many of a prompt", sinks(&TWO, 6, &[0.5; 3]);
+        "steps: a second cache of other rows",
+            second(MlaDims::new(24, HeadDims::new(16, 8, 16)), 4);
+        "steps: a second cache with too few entries", second(DIMS, 3);
+        "steps: a second cache with lists of more tokens", second(DIMS, 8);
+        // Parts of a call.
+        "steps: a part of a call without a step", Lab::new().parts(6, [0, 1, 2]);
+    }
 }
 
 right! {
@@ -445,35 +430,6 @@ fn planned_within(limits: &StepLimits, requests: &[StepRequest<'_>]) -> Result<(
     let step =
         StepPlan::within(&config().problem, limits, 1, requests).expect("it fits those limits");
     Lab::new().prepare(&step)
-}
-
-/// Runs a step with these positions and tables of 16 positions.
-fn rotated(positions: &[i64]) -> Result<()> {
-    let mut lab = Lab::prepared(&TWO)?;
-    let tables = RotaryTables::new(&Cpu::new(), &Rope::plain(1e4), 8, 16)?;
-    let (mut query, latent) = (numbers(0, [6, HEADS, 24]), numbers(1, [6, 1, 32]));
-    let (mut rope, kv_b) = (numbers(2, [6, 1, 8]), numbers(3, [1, 32, 64]));
-    let (before, mut out) = (lab.cache.clone(), vec![f32::NAN; 6 * HEADS * 16]);
-    let cache = CacheMut::new(bytemuck::cast_slice_mut(&mut lab.cache), layout())?;
-    let call = LayerCall::unrotated(
-        Weights::from_transposed(TensorRef::from_slice(&kv_b, [1, 32, 64])?, &lab.weights)?,
-        TensorMut::from_slice(&mut query, [6, HEADS, 24])?,
-        TensorRef::from_slice(&latent, [6, 1, 32])?,
-        TensorMut::from_slice(&mut rope, [6, 1, 8])?,
-        tables
-            .rotation()?
-            .with_positions(ArrayRef::from_slice(positions)),
-        cache,
-        TensorMut::from_slice(&mut out, [6, HEADS, 16])?,
-    );
-    let result = lab.layer.forward_unrotated(&mut lab.workspace, call);
-    if result.is_err() {
-        let is_untouched = lab.cache == before && out.iter().all(|value| value.is_nan());
-        assert!(is_untouched, "refused after something was written");
-        let is_turned = query != numbers(0, [6, HEADS, 24]) || rope != numbers(2, [6, 1, 8]);
-        assert!(!is_turned, "refused after something was rotated");
-    }
-    result
 }
 
 fn sinks(requests: &[StepRequest<'_>], tokens: usize, sinks: &[f32]) -> Result<Vec<f32>> {
