@@ -82,8 +82,8 @@ pub(crate) struct Scratch<T> {
     element: std::marker::PhantomData<T>,
 }
 
-impl<T: Pod> Scratch<T> {
-    pub(crate) fn empty() -> Self {
+impl<T> Default for Scratch<T> {
+    fn default() -> Self {
         Self {
             buffer: Buffer {
                 units: Box::default(),
@@ -93,7 +93,9 @@ impl<T: Pod> Scratch<T> {
             element: std::marker::PhantomData,
         }
     }
+}
 
+impl<T: Pod> Scratch<T> {
     pub(crate) fn new(len: usize) -> Result<Self> {
         // The allocation refuses a saturated size.
         let bytes = len.saturating_mul(size_of::<T>());

@@ -209,30 +209,18 @@ fn encode_row(layout: &CacheLayout, row: &[f32], to: [&mut [u8]; 2]) {
                 .chunks_exact_mut(GROUP)
                 .zip(latent.chunks_exact(GROUP));
             for ((codes, values), to) in groups.zip(scales.chunks_exact_mut(4)) {
-                quantise(values, fp8::power_of_two_scale, codes, to);
+                let scale = fp8::quantise(values, fp8::power_of_two_scale, codes);
+                to.copy_from_slice(&scale.to_le_bytes());
             }
             store::<bf16>(rope, to_rope);
         }
         KvFormat::Fp8PerToken => {
             let (to_rope, scale) = to_rope.split_at_mut(to_rope.len() - 4);
-            quantise(latent, fp8::token_scale, to, scale);
+            scale.copy_from_slice(&fp8::quantise(latent, fp8::token_scale, to).to_le_bytes());
             store::<bf16>(rope, to_rope);
             to_rope[2 * rope.len()..].fill(0);
         }
     }
-}
-
-// Stores values that share a scale, and the scale. `scale_of` computes the scale from the largest
-// magnitude, in which NaN does not count.
-fn quantise(values: &[f32], scale_of: fn(f32) -> f32, codes: &mut [u8], scale_to: &mut [u8]) {
-    let amax = values
-        .iter()
-        .fold(0.0f32, |amax, value| amax.max(value.abs()));
-    let scale = scale_of(amax);
-    for (code, value) in codes.iter_mut().zip(values) {
-        *code = fp8::encode(value / scale);
-    }
-    scale_to.copy_from_slice(&scale.to_le_bytes());
 }
 
 fn scale_of(bytes: &[u8]) -> f32 {

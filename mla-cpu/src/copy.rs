@@ -18,7 +18,7 @@ pub(crate) fn scatter_rows(
     places: ArrayRef<'_, Cpu, i64>,
     to: TensorMut<'_, Cpu>,
 ) -> Result<()> {
-    let [last, heads, width] = to.shape();
+    let [last, heads, _] = to.shape();
     check_scatter(&from, &places, &to)?;
     // A tensor without elements may have any extents and strides.
     if to.layout().elements() == 0 {
@@ -28,24 +28,13 @@ pub(crate) fn scatter_rows(
     with_element!(to.dtype(), T => {
         let from = Elements::<T>::of("rows to copy", &from)?;
         let to = Places::<T>::of("destination", to)?;
-        let unit = from.strides[2] == 1 && to.strides[2] == 1;
         let inside = |place: &i64| usize::try_from(*place).ok().filter(|place| *place < last);
         for (row, place) in places.iter().enumerate() {
             let Some(place) = inside(place) else { continue };
             for head in 0..heads {
-                let start = from.at(row, head);
-                if unit {
-                    // SAFETY: the contract of `Places::slice`: only this thread has the output,
-                    // which it borrowed mutably, and the slice ends before the next row.
-                    let to = unsafe { to.slice(to.at(place, head, 0), width) };
-                    to.copy_from_slice(&from.data[start..start + width]);
-                    continue;
-                }
-                for column in 0..width {
-                    let value = from.data[start + column * from.strides[2]];
-                    // SAFETY: the contract of `Places::write`: only this thread has the output.
-                    unsafe { to.write(to.at(place, head, column), value) };
-                }
+                // SAFETY: the contract of `copy_row`: only this thread has the output, which it
+                // borrowed mutably.
+                unsafe { copy_row(&from, [row, head], &to, [place, head]) };
             }
         }
     });
@@ -85,21 +74,9 @@ pub(crate) fn copy(cpu: &Cpu, from: TensorRef<'_, Cpu>, to: TensorMut<'_, Cpu>) 
     with_element!(to.dtype(), T => {
         let from = Elements::<T>::of("copy source", &from)?;
         let to = Places::<T>::of("destination", to)?;
-        let unit = from.strides[2] == 1 && to.strides[2] == 1;
-        rows(cpu, to, |i, j| {
-            let ([_, _, width], start) = (to.shape, from.at(i, j));
-            if unit {
-                // SAFETY: the contract of `Places::slice`: each row is visited once, and the
-                // elements of an output are distinct.
-                let row = unsafe { to.slice(to.at(i, j, 0), width) };
-                row.copy_from_slice(&from.data[start..start + width]);
-            } else {
-                for k in 0..width {
-                    // SAFETY: the contract of `Places::write`: each row is visited once, as above.
-                    unsafe { to.write(to.at(i, j, k), from.data[start + k * from.strides[2]]) };
-                }
-            }
-        });
+        // SAFETY: the contract of `copy_row`: each row is visited once, and the elements of an
+        // output are distinct.
+        rows(cpu, to, |i, j| unsafe { copy_row(&from, [i, j], &to, [i, j]) });
     });
     Ok(())
 }
@@ -116,6 +93,30 @@ pub(crate) fn clear(cpu: &Cpu, to: TensorMut<'_, Cpu>) -> Result<()> {
         });
     });
     Ok(())
+}
+
+/// Copies a row of one tensor to a row of another, which has the same width.
+///
+/// # Safety
+///
+/// Nothing else reads or writes the row of `to` at the same time.
+unsafe fn copy_row<T: Element>(
+    from: &Elements<'_, T>,
+    [i, j]: [usize; 2],
+    to: &Places<'_, T>,
+    [to_i, to_j]: [usize; 2],
+) {
+    let (width, start) = (to.shape[2], from.at(i, j));
+    if from.strides[2] == 1 && to.strides[2] == 1 {
+        // SAFETY: the contract of `Places::slice`, which is this function's own.
+        let row = unsafe { to.slice(to.at(to_i, to_j, 0), width) };
+        row.copy_from_slice(&from.data[start..start + width]);
+        return;
+    }
+    for k in 0..width {
+        // SAFETY: the contract of `Places::write`, which is this function's own.
+        unsafe { to.write(to.at(to_i, to_j, k), from.data[start + k * from.strides[2]]) };
+    }
 }
 
 // Calls `work` once for every row of a tensor that is not empty.

@@ -11,7 +11,7 @@ use super::buffer::Scratch;
 use super::cache::{Pages, Rows, check_starts};
 use super::outputs::left_by_sink;
 use super::prefill::{check_scale, factors};
-use super::view::{Elements, Lane, Places, lse_places, scalars, with_element};
+use super::view::{Elements, Lane, Parts, Places, lse_places, scalars, with_element};
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Query, SlotLists, StepLimits,
 };
@@ -31,12 +31,12 @@ const ROWS: usize = 64;
 const SPLIT_KEYS: usize = 2 * KEYS;
 const MAX_SPLITS: usize = 16;
 
-// Divides keys into splits. A tail of less than half a tile joins the split before it.
+// Divides keys into one split or more. A tail of less than half a tile joins the split before it.
 fn splits(keys: usize) -> impl Iterator<Item = Range<usize>> {
     let even = keys.div_ceil(MAX_SPLITS).next_multiple_of(KEYS);
     let len = even.max(SPLIT_KEYS);
     let count = match keys / len {
-        0 => keys.min(1),
+        0 => 1,
         whole => whole + usize::from(keys % len >= KEYS / 2),
     };
     (0..count).map(move |split| match split + 1 == count {
@@ -83,14 +83,6 @@ struct Unit {
 struct Split {
     unit: usize,
     keys: Range<usize>,
-}
-
-// The size of a split's partial result: its number of rows, and the distance between rows of its
-// output.
-#[derive(Clone, Copy)]
-struct PartialSize {
-    rows: usize,
-    pitch: usize,
 }
 
 #[mla_backend(
@@ -173,9 +165,8 @@ impl DecodeBackend for CpuDecode {
 
 // The arguments of a call, checked and typed.
 struct Call<'a, T> {
-    query: QueryElements<'a, T>,
+    query: Parts<'a, T>,
     heads: usize,
-    latent: usize,
     cache: Rows<'a>,
     // The second cache of a sparse call. Its slots are numbered after those of the first cache.
     second: Option<Rows<'a>>,
@@ -192,14 +183,6 @@ struct Call<'a, T> {
     // query token on it.
     scale: f32,
     query_scales: Option<&'a [f32]>,
-}
-
-enum QueryElements<'a, T> {
-    Concatenated(Elements<'a, T>),
-    Split {
-        latent: Elements<'a, T>,
-        rope: Elements<'a, T>,
-    },
 }
 
 // The slots to which each query token of a sparse call attends.
@@ -270,24 +253,39 @@ impl CpuDecode {
         let (l, heads) = (problem.dims.latent as usize, problem.heads as usize);
         let tokens = call.query.tokens();
         let layout = *call.cache.layout();
-        let requests = Requests::of(&call.batch, tokens, limits)?;
-        let lists = match &call.slots {
-            None => None,
-            Some(lists) => Some(Lists::of(lists, tokens, layout.slots())?),
-        };
+        let (seq_lens, query_starts) = check_lens(&call.batch, tokens, limits)?;
+        let lists = call.slots.as_ref();
+        let lists = lists.map(|lists| Lists::of(lists, tokens, layout.slots()));
+        let lists = lists.transpose()?;
         let pages = Pages::of(&call.batch.block_table, layout.page_size)?;
-        requests.check_pages(&pages, lists.as_ref(), layout.pages)?;
+        // Requests that have lists use no pages.
+        for (request, (len, queries)) in seq_lens.iter().zip(query_starts.windows(2)).enumerate() {
+            let len = *len as usize;
+            let uses_pages = lists.as_ref().is_none_or(|lists| lists.is_dense(len));
+            if uses_pages && queries[0] < queries[1] {
+                pages.check(request, 0, len, layout.pages)?;
+            }
+        }
         let second = call.slots.as_ref().and_then(|lists| lists.second.as_ref());
         let sinks = call.sinks.as_ref();
+        let query = match &call.query {
+            Query::Concatenated(query) => Parts {
+                first: Elements::of("query", query)?,
+                second: None,
+            },
+            Query::Split { latent, rope } => Parts {
+                first: Elements::of("query (latent)", latent)?,
+                second: Some(Elements::of("query (rope)", rope)?),
+            },
+        };
         let call = Call {
-            query: QueryElements::of(&call.query)?,
+            query,
             heads,
-            latent: l,
             cache: Rows::of(&call.cache),
             second: second.map(|(cache, ..)| Rows::of(cache)),
             pages,
-            seq_lens: requests.seq_lens,
-            query_starts: requests.query_starts,
+            seq_lens,
+            query_starts,
             out: OutPlaces::of(call.out, [tokens, heads, l])?,
             lse: call.lse.map(lse_places).transpose()?,
             sparse: lists.is_some(),
@@ -300,71 +298,36 @@ impl CpuDecode {
     }
 }
 
-// The lengths of a batch. They were checked against the batch's other fields and against the step's
-// limits.
-struct Requests<'a> {
-    seq_lens: &'a [i32],
-    query_starts: &'a [i32],
-}
-
-impl<'a> Requests<'a> {
-    fn of(batch: &DecodeBatch<'a, Cpu>, tokens: usize, limits: &StepLimits) -> Result<Self> {
-        let seq_lens = scalars("sequence lengths", &batch.seq_lens)?;
-        let query_starts = scalars("query starts", &batch.query_starts)?;
-        let requests = batch.block_table.requests();
-        check_starts("query starts", query_starts, requests, tokens, false)?;
-        let max = batch.max_query_len.min(limits.decode_query_len);
-        for (request, pair) in query_starts.windows(2).enumerate() {
-            let (queries, len) = ((pair[1] - pair[0]) as usize, seq_lens[request]);
-            if queries > max {
-                return Err(Error::argument(
-                    "query length",
-                    format!("{queries} of request {request}"),
-                    format!("at most {max}, as the batch and the step's limits say"),
-                ));
-            }
-            if len < 0 || len as usize > batch.max_seq_len {
-                return Err(Error::argument(
-                    "sequence length",
-                    format!("{len} of request {request}"),
-                    format!("0 to {}, as the batch says", batch.max_seq_len),
-                ));
-            }
+// Returns the lengths and query starts of a batch, checked against the batch's other fields and the
+// step's limits.
+fn check_lens<'a>(
+    batch: &DecodeBatch<'a, Cpu>,
+    tokens: usize,
+    limits: &StepLimits,
+) -> Result<(&'a [i32], &'a [i32])> {
+    let seq_lens = scalars("sequence lengths", &batch.seq_lens)?;
+    let query_starts = scalars("query starts", &batch.query_starts)?;
+    let requests = batch.block_table.requests();
+    check_starts("query starts", query_starts, requests, tokens, false)?;
+    let max = batch.max_query_len.min(limits.decode_query_len);
+    for (request, pair) in query_starts.windows(2).enumerate() {
+        let (queries, len) = ((pair[1] - pair[0]) as usize, seq_lens[request]);
+        if queries > max {
+            return Err(Error::argument(
+                "query length",
+                format!("{queries} of request {request}"),
+                format!("at most {max}, as the batch and the step's limits say"),
+            ));
         }
-        Ok(Self {
-            seq_lens,
-            query_starts,
-        })
-    }
-
-    // Checks that all pages of requests without lists are pages of the cache.
-    fn check_pages(
-        &self,
-        pages: &Pages<'_>,
-        lists: Option<&Lists<'_>>,
-        available: usize,
-    ) -> Result<()> {
-        let queries = self.query_starts.windows(2);
-        for (request, (len, queries)) in self.seq_lens.iter().zip(queries).enumerate() {
-            let len = *len as usize;
-            if lists.is_none_or(|lists| lists.is_dense(len)) && queries[0] < queries[1] {
-                pages.check(request, 0, len, available)?;
-            }
+        if len < 0 || len as usize > batch.max_seq_len {
+            return Err(Error::argument(
+                "sequence length",
+                format!("{len} of request {request}"),
+                format!("0 to {}, as the batch says", batch.max_seq_len),
+            ));
         }
-        Ok(())
     }
-}
-
-impl<'a, T: Element> QueryElements<'a, T> {
-    fn of(query: &Query<'a, Cpu>) -> Result<Self> {
-        Ok(match query {
-            Query::Concatenated(query) => Self::Concatenated(Elements::of("query", query)?),
-            Query::Split { latent, rope } => Self::Split {
-                latent: Elements::of("query (latent)", latent)?,
-                rope: Elements::of("query (rope)", rope)?,
-            },
-        })
-    }
+    Ok((seq_lens, query_starts))
 }
 
 impl<'a> Lists<'a> {
@@ -381,9 +344,7 @@ impl<'a> Lists<'a> {
             second: second.transpose()?,
         })
     }
-}
 
-impl Lists<'_> {
     // Returns true if a request of `len` tokens attends to all of them.
     fn is_dense(&self, len: usize) -> bool {
         self.dense_within > 0 && len <= self.dense_within
@@ -486,37 +447,30 @@ impl<T: Element> Call<'_, T> {
         &self,
         device: &Cpu,
         workspaces: &mut [Workspace<E>],
-        mut shared: Shared<'_>,
+        shared: Shared<'_>,
     ) {
         let Some(first) = workspaces.first() else {
             return;
         };
-        let size = PartialSize {
-            rows: shared.running.len() * LANES / (workspaces.len() * MAX_SPLITS),
-            pitch: first.engine.value_pitch(),
-        };
-        shared.splits.clear();
-        for (unit, Unit { keys, .. }) in shared.units.iter().enumerate() {
-            let of_unit = splits(*keys).map(|keys| Split { unit, keys });
-            shared.splits.extend(of_unit);
+        let Shared {
+            units,
+            splits: all,
+            running: all_running,
+            out: all_out,
+            slots,
+        } = shared;
+        // The size of a split's partial result: its number of rows, and the distance between rows
+        // of its output.
+        let rows = all_running.len() * LANES / (workspaces.len() * MAX_SPLITS);
+        let pitch = first.engine.value_pitch();
+        all.clear();
+        for (unit, Unit { keys, .. }) in units.iter().enumerate() {
+            all.extend(splits(*keys).map(|keys| Split { unit, keys }));
         }
-        self.attend_each(device, workspaces, &mut shared, size);
-        self.merge_each(&mut shared, size);
-    }
-
-    // Computes the partial result of each split into its own memory.
-    fn attend_each<E: Engine>(
-        &self,
-        device: &Cpu,
-        workspaces: &mut [Workspace<E>],
-        shared: &mut Shared<'_>,
-        PartialSize { rows, pitch }: PartialSize,
-    ) {
-        let (units, splits, slots) = (shared.units, &*shared.splits, shared.slots);
-        let running = Places::new(&mut *shared.running, [0; 3], [0; 3]);
-        let out = Places::new(&mut *shared.out, [0; 3], [0; 3]);
-        for_each_unit(device, workspaces, splits.len(), |workspace, index| {
-            let Split { unit, keys } = &splits[index];
+        let running = Places::new(&mut *all_running, [0; 3], [0; 3]);
+        let out = Places::new(&mut *all_out, [0; 3], [0; 3]);
+        for_each_unit(device, workspaces, all.len(), |workspace, index| {
+            let Split { unit, keys } = &all[index];
             let unit = &units[*unit];
             let padded = unit.rows.next_multiple_of(LANES);
             debug_assert!(padded <= rows);
@@ -530,42 +484,20 @@ impl<T: Element> Call<'_, T> {
                     pitch,
                 }
             };
-            attend(
-                &mut workspace.engine,
-                &self.source(unit, slots),
-                unit.rows,
-                keys.clone(),
-                &mut partial,
-            );
+            let (engine, source) = (&mut workspace.engine, self.source(unit, slots));
+            attend(engine, &source, unit.rows, keys.clone(), &mut partial);
         });
-    }
-
-    fn merge_each(&self, shared: &mut Shared<'_>, PartialSize { rows, pitch }: PartialSize) {
         let mut first = 0;
-        for (index, unit) in shared.units.iter().enumerate() {
-            let of_unit = shared.splits[first..].iter();
-            let count = of_unit.take_while(|split| split.unit == index).count();
-            if count == 0 {
-                self.finish_empty(unit);
-                continue;
-            }
-            let running = &mut shared.running[first * rows / LANES..];
-            let out = &mut shared.out[first * rows * pitch..];
-            self.finish(unit, merged(unit, count, [rows, pitch], running, out));
-            first += count;
+        for of_unit in all.chunk_by(|a, b| a.unit == b.unit) {
+            let unit = &units[of_unit[0].unit];
+            let running = &mut all_running[first * rows / LANES..];
+            let out = &mut all_out[first * rows * pitch..];
+            self.finish(
+                unit,
+                merged(unit, of_unit.len(), [rows, pitch], running, out),
+            );
+            first += of_unit.len();
         }
-    }
-
-    fn finish_empty(&self, unit: &Unit) {
-        let rows = unit.rows.next_multiple_of(LANES);
-        self.finish(
-            unit,
-            Partial {
-                running: &mut vec![Running::EMPTY; rows / LANES],
-                out: &mut vec![0.0; rows * self.latent],
-                pitch: self.latent,
-            },
-        );
     }
 
     fn finish(&self, unit: &Unit, mut total: Partial<'_>) {
@@ -591,20 +523,11 @@ impl<T: Element> Call<'_, T> {
 
     fn source<'c>(&'c self, unit: &'c Unit, slots: &'c [usize]) -> UnitSource<'c, T> {
         let pair = &self.query_starts[unit.request..unit.request + 2];
+        let slots = || &slots[unit.first_slot..unit.first_slot + unit.keys];
         UnitSource {
-            query: &self.query,
-            heads: self.heads,
-            latent: self.latent,
-            cache: &self.cache,
-            second: self.second.as_ref(),
-            pages: self.pages,
-            slots: self
-                .sparse
-                .then(|| &slots[unit.first_slot..unit.first_slot + unit.keys]),
+            call: self,
+            slots: self.sparse.then(slots),
             unit,
-            causal: self.causal,
-            scale: self.scale,
-            query_scales: self.query_scales,
             first_token: pair[0] as usize,
             tokens: (pair[1] - pair[0]) as usize,
         }
@@ -641,17 +564,9 @@ fn merged<'s>(
 }
 
 struct UnitSource<'c, T> {
-    query: &'c QueryElements<'c, T>,
-    heads: usize,
-    latent: usize,
-    cache: &'c Rows<'c>,
-    second: Option<&'c Rows<'c>>,
-    pages: Pages<'c>,
+    call: &'c Call<'c, T>,
     slots: Option<&'c [usize]>,
     unit: &'c Unit,
-    causal: bool,
-    scale: f32,
-    query_scales: Option<&'c [f32]>,
     first_token: usize,
     tokens: usize,
 }
@@ -661,11 +576,12 @@ impl<T> UnitSource<'_, T> {
     fn place(&self, position: usize) -> (&Rows<'_>, usize) {
         let slot = match self.slots {
             Some(slots) => slots[position],
-            None => self.pages.slot(self.unit.request, position),
+            None => self.call.pages.slot(self.unit.request, position),
         };
-        match (self.second, slot.checked_sub(self.cache.layout().slots())) {
+        let Call { cache, second, .. } = self.call;
+        match (second, slot.checked_sub(cache.layout().slots())) {
             (Some(second), Some(slot)) => (second, slot),
-            _ => (self.cache, slot),
+            _ => (cache, slot),
         }
     }
 }
@@ -673,27 +589,21 @@ impl<T> UnitSource<'_, T> {
 impl<T: Element, S: Lane> Source<S> for UnitSource<'_, T> {
     fn query(&self, row: usize, to: &mut [S]) {
         let index = self.unit.first_row + row;
-        let (token, head) = (self.first_token + index / self.heads, index % self.heads);
-        match self.query {
-            QueryElements::Concatenated(query) => query.read_row(token, head, to),
-            QueryElements::Split { latent, rope } => {
-                let (first, second) = to.split_at_mut(self.latent);
-                latent.read_row(token, head, first);
-                rope.read_row(token, head, second);
-            }
-        }
+        let (token, head) = (index / self.call.heads, index % self.call.heads);
+        self.call.query.read_row(self.first_token + token, head, to);
     }
 
     fn scale(&self, row: usize) -> f32 {
-        let token = self.first_token + (self.unit.first_row + row) / self.heads;
-        self.scale * self.query_scales.map_or(1.0, |scales| scales[token])
+        let token = self.first_token + (self.unit.first_row + row) / self.call.heads;
+        let scales = self.call.query_scales;
+        self.call.scale * scales.map_or(1.0, |scales| scales[token])
     }
 
     fn limit(&self, row: usize) -> usize {
-        if self.slots.is_some() || !self.causal {
+        if self.slots.is_some() || !self.call.causal {
             return self.unit.keys;
         }
-        let token = (self.unit.first_row + row) / self.heads;
+        let token = (self.unit.first_row + row) / self.call.heads;
         // The last query token sees every key. Each token before it sees one key less.
         (self.unit.keys + token + 1).saturating_sub(self.tokens)
     }
@@ -704,7 +614,7 @@ impl<T: Element, S: Lane> Source<S> for UnitSource<'_, T> {
     }
 
     fn key_in_place(&self, position: usize) -> Option<&[S]> {
-        if self.cache.layout().format != KvFormat::of(S::DTYPE) {
+        if self.call.cache.layout().format != KvFormat::of(S::DTYPE) {
             return None;
         }
         let (cache, slot) = self.place(position);

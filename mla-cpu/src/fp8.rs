@@ -58,6 +58,19 @@ pub fn encode(value: f32) -> u8 {
     sign | code
 }
 
+/// Writes the codes of values that share a scale, and returns the scale. `scale_of` computes it
+/// from the largest magnitude, in which NaN does not count.
+pub(crate) fn quantise(values: &[f32], scale_of: fn(f32) -> f32, codes: &mut [u8]) -> f32 {
+    let amax = values
+        .iter()
+        .fold(0.0f32, |amax, value| amax.max(value.abs()));
+    let scale = scale_of(amax);
+    for (code, value) in codes.iter_mut().zip(values) {
+        *code = encode(value / scale);
+    }
+    scale
+}
+
 /// The minimum of the magnitude from which a scale is computed. Even a row of zeros thus has a
 /// scale.
 const MIN_AMAX: f32 = 1e-4;

@@ -287,20 +287,11 @@ fn read_columns<T: Element>(b: &Elements<'_, T>, block: &Block, to: &mut [f32]) 
     (1, pitch)
 }
 
+#[derive(Default)]
 struct Panels {
     a: Scratch<f32>,
     b: Scratch<f32>,
     c: Scratch<f32>,
-}
-
-impl Default for Panels {
-    fn default() -> Self {
-        Self {
-            a: Scratch::empty(),
-            b: Scratch::empty(),
-            c: Scratch::empty(),
-        }
-    }
 }
 
 impl Panels {

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::Cpu;
-use super::view::{Elements, LseValues, Places, lse_places, with_element};
+use super::view::{Elements, Places, lse_elements, lse_places, with_element};
 use mla_runtime::Result;
 use mla_runtime::device::check_merge;
 use mla_runtime::tensor::{LseConvention, LseLayout, LseMut, LseRef, TensorMut, TensorRef};
@@ -28,7 +28,7 @@ pub(crate) fn merge(
         let other = Elements::<T>::of("other", &other)?;
         let out = Places::<T>::of("out", out)?;
         let lse = lse_places(lse)?;
-        let other_lse = LseValues::of(&other_lse)?;
+        let other_lse = lse_elements(&other_lse)?;
         cpu.install(|| {
             (0..tokens * heads).into_par_iter().with_min_len(ROWS_PER_TASK).for_each_init(
                 || (vec![0.0f32; width], vec![0.0f32; width]),
@@ -38,7 +38,7 @@ pub(crate) fn merge(
                     // SAFETY: the contract of `Places::read`: each (token, head) is visited once,
                     // and the elements of the log-sum-exp and of the output are distinct.
                     let a = unsafe { lse.read(place) };
-                    let b = other_lse.get(head, token);
+                    let b = other_lse.first(head, token);
                     let merged = Weights::of(a, b);
                     // SAFETY: the contract of `Places::write`: each (token, head) is visited once,
                     // as above.
@@ -123,13 +123,13 @@ pub(crate) fn convert_lse<C: LseConvention>(
     if tokens == 0 || heads == 0 {
         return Ok(());
     }
-    let from = LseValues::of(&from)?;
+    let from = lse_elements(&from)?;
     let to = lse_places(to)?;
     for head in 0..heads {
         for token in 0..tokens {
             // SAFETY: the contract of `Places::write`: only this thread has the places, which it
             // borrowed mutably.
-            unsafe { to.write(to.at(head, token, 0), from.get(head, token) * C::UNIT) };
+            unsafe { to.write(to.at(head, token, 0), from.first(head, token) * C::UNIT) };
         }
     }
     Ok(())

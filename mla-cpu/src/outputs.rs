@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::Cpu;
-use super::view::{Elements, LseValues, Places, scalars, with_element};
+use super::view::{Elements, Places, lse_elements, scalars, with_element};
 use mla_runtime::Result;
 use mla_runtime::device::check_outputs;
 use mla_runtime::tensor::{ArrayRef, LseRef, TensorMut, TensorRef};
@@ -33,7 +33,7 @@ pub(crate) fn scale(
     }
     let sinks = match &sinks {
         None => None,
-        Some((sinks, lse)) => Some((scalars("sinks", sinks)?, LseValues::of(lse)?)),
+        Some((sinks, lse)) => Some((scalars("sinks", sinks)?, lse_elements(lse)?)),
     };
     with_element!(out.dtype(), T => {
         let out = Places::<T>::of("out", out)?;
@@ -44,7 +44,7 @@ pub(crate) fn scale(
                 |(row, gates), index| {
                     let (token, head) = (index / heads, index % heads);
                     let left = sinks.map_or(1.0, |(sinks, lse)| {
-                        left_by_sink(sinks[head], lse.get(head, token))
+                        left_by_sink(sinks[head], lse.first(head, token))
                     });
                     // SAFETY: the contract of `Places::read_row`: each (token, head) is visited
                     // once, and the elements of the output are distinct.

@@ -7,7 +7,7 @@ use super::attention::{
     Engine, Engines, OutPlaces, Source, Widths, Workspace, for_each_unit, with_workspaces,
 };
 use super::cache::check_starts;
-use super::view::{Elements, Lane, Places, lse_places, scalars, with_element};
+use super::view::{Elements, Lane, Parts, Places, lse_places, scalars, with_element};
 use mla_runtime::backend::{Keys, LayerConfig, PrefillBackend, PrefillCall, StepLimits};
 use mla_runtime::mla_backend;
 use mla_runtime::model::Element;
@@ -38,7 +38,6 @@ struct Unit {
     head: usize,
     first: usize,
     rows: usize,
-    cost: usize,
 }
 
 #[mla_backend(
@@ -129,7 +128,7 @@ pub(crate) fn factors<'a>(scales: Option<&ArrayRef<'a, Cpu, f32>>) -> Result<Opt
 // The arguments of a call, checked and typed.
 struct Call<'a, T> {
     query: Elements<'a, T>,
-    keys: KeyElements<'a, T>,
+    keys: Parts<'a, T>,
     values: Elements<'a, T>,
     out: OutPlaces<'a, T>,
     lse: Option<Places<'a, f32>>,
@@ -141,14 +140,6 @@ struct Call<'a, T> {
     query_scales: Option<&'a [f32]>,
 }
 
-enum KeyElements<'a, T> {
-    Packed(Elements<'a, T>),
-    Split {
-        nope: Elements<'a, T>,
-        rope: Elements<'a, T>,
-    },
-}
-
 impl CpuPrefill {
     fn check<'a, T: Element>(&self, call: PrefillCall<'a, Cpu>) -> Result<Call<'a, T>> {
         call.check(&self.config, &Self::SPEC)?;
@@ -158,10 +149,14 @@ impl CpuPrefill {
         let heads = problem.heads as usize;
         let (tq, tk) = (call.query.shape()[0], call.values.shape()[0]);
         let keys = match &call.keys {
-            Keys::Packed(keys) => KeyElements::Packed(Elements::of("keys", keys)?),
-            Keys::Split { nope, rope } => KeyElements::Split {
-                nope: Elements::of("keys (nope)", nope)?,
-                rope: Elements::of("keys (rope)", rope)?,
+            Keys::Packed(keys) => Parts {
+                first: Elements::of("keys", keys)?,
+                second: None,
+            },
+            Keys::Split { nope, rope } => Parts {
+                first: Elements::of("keys (nope)", nope)?,
+                // All heads share this part.
+                second: Some(Elements::of("keys (rope)", &rope.broadcast(1, heads)?)?),
             },
         };
         let query_starts = scalars("query starts", &call.query_starts)?;
@@ -186,16 +181,12 @@ impl CpuPrefill {
             }
         }
         let causal = call.is_causal();
-        let lse = match call.lse {
-            None => None,
-            Some(lse) => Some(lse_places(lse)?),
-        };
         Ok(Call {
             query: Elements::of("query", &call.query)?,
             keys,
             values: Elements::of("values", &call.values)?,
             out: OutPlaces::of(call.out, [tq, heads, v])?,
-            lse,
+            lse: call.lse.map(lse_places).transpose()?,
             query_starts,
             key_starts,
             causal,
@@ -232,22 +223,19 @@ impl<T: Element> Call<'_, T> {
         for (request, pair) in self.query_starts.windows(2).enumerate() {
             let queries = (pair[1] - pair[0]) as usize;
             for first in (0..queries).step_by(ROWS) {
-                for head in 0..heads {
-                    let rows = ROWS.min(queries - first);
-                    let mut unit = Unit {
-                        request,
-                        head,
-                        first,
-                        rows,
-                        cost: 0,
-                    };
-                    unit.cost = rows * self.source(&unit).visible(rows - 1);
-                    units.push(unit);
-                }
+                let rows = ROWS.min(queries - first);
+                units.extend((0..heads).map(|head| Unit {
+                    request,
+                    head,
+                    first,
+                    rows,
+                }));
             }
         }
-        units
-            .sort_unstable_by_key(|unit| (Reverse(unit.cost), unit.request, unit.first, unit.head));
+        units.sort_unstable_by_key(|unit| {
+            let cost = unit.rows * self.source(unit).visible(unit.rows - 1);
+            (Reverse(cost), unit.request, unit.first, unit.head)
+        });
     }
 
     fn run<E: Engine>(&self, device: &Cpu, workspaces: &mut [Workspace<E>], units: &[Unit]) {
@@ -311,14 +299,7 @@ impl<T: Element, S: Lane> Source<S> for UnitSource<'_, '_, T> {
 
     fn key(&self, position: usize, to: &mut [S]) {
         let token = self.first_key + position;
-        match &self.call.keys {
-            KeyElements::Packed(keys) => keys.read_row(token, self.head, to),
-            KeyElements::Split { nope, rope } => {
-                let (first, second) = to.split_at_mut(nope.shape[2]);
-                nope.read_row(token, self.head, first);
-                rope.read_row(token, 0, second);
-            }
-        }
+        self.call.keys.read_row(token, self.head, to);
     }
 
     fn key_in_place(&self, _: usize) -> Option<&[S]> {

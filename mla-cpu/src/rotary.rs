@@ -63,10 +63,8 @@ fn rotate_queries<T: Element>(
     for layout in from.iter().map(TensorRef::layout).chain([to.layout()]) {
         layout.require("query", T::DTYPE, shape)?;
     }
-    let from = match &from {
-        Some(from) => Some(Elements::<T>::of("query", from)?),
-        None => None,
-    };
+    let from = from.map(|from| Elements::<T>::of("query", &from));
+    let from = from.transpose()?;
     // A tensor without elements may have any extents.
     if to.layout().elements() == 0 {
         return Ok(());

@@ -7,9 +7,7 @@ use multiversion::multiversion;
 
 use super::Cpu;
 use mla_runtime::model::{DType, Element};
-use mla_runtime::tensor::{
-    ArrayRef, LseConvention, LseLayout, LseMut, LseRef, Natural, TensorMut, TensorRef,
-};
+use mla_runtime::tensor::{ArrayRef, LseConvention, LseMut, LseRef, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
 /// The elements of a tensor for reading.
@@ -32,6 +30,11 @@ impl<'a, T: Element> Elements<'a, T> {
 
     pub(crate) fn at(&self, i: usize, j: usize) -> usize {
         i * self.strides[0] + j * self.strides[1]
+    }
+
+    // Returns the first element of `[i, j, 0..]`.
+    pub(crate) fn first(&self, i: usize, j: usize) -> T {
+        self.data[self.at(i, j)]
     }
 
     // Returns the columns from `start` on.
@@ -57,6 +60,23 @@ impl<'a, T: Element> Elements<'a, T> {
                 *to = S::from_f32(from[k * self.strides[2]].to_f32());
             }
         }
+    }
+}
+
+/// Rows in one tensor, or in two whose columns follow each other.
+pub(crate) struct Parts<'a, T> {
+    pub(crate) first: Elements<'a, T>,
+    pub(crate) second: Option<Elements<'a, T>>,
+}
+
+impl<T: Element> Parts<'_, T> {
+    pub(crate) fn read_row<S: Lane>(&self, i: usize, j: usize, row: &mut [S]) {
+        let Some(second) = &self.second else {
+            return self.first.read_row(i, j, row);
+        };
+        let (row, rest) = row.split_at_mut(self.first.shape[2]);
+        self.first.read_row(i, j, row);
+        second.read_row(i, j, rest);
     }
 }
 
@@ -137,17 +157,6 @@ impl<'a, T: Pod> Places<'a, T> {
             typed_mut(field, tensor.into_bytes())?,
             shape,
             strides,
-        ))
-    }
-
-    // Views a log-sum-exp as `[heads, tokens, 1]`, in either order in memory.
-    pub(crate) fn of_lse<C: LseConvention>(lse: LseMut<'a, Cpu, C>) -> Result<Places<'a, f32>> {
-        let layout = lse.layout();
-        let data = typed_mut("lse", lse.into_bytes())?;
-        Ok(Places::new(
-            data,
-            [layout.heads, layout.tokens, 1],
-            lse_strides::<C>(layout),
         ))
     }
 
@@ -270,37 +279,27 @@ impl<'a, T: Element> Places<'a, T> {
     }
 }
 
-fn lse_strides<C: LseConvention>(layout: LseLayout) -> [usize; 3] {
-    if C::HEADS_FIRST {
-        [layout.row_stride, 1, 1]
-    } else {
-        [1, layout.row_stride, 1]
-    }
+/// Views a log-sum-exp as `[heads, tokens, 1]`, in either order in memory.
+pub(crate) fn lse_elements<'a, C: LseConvention>(
+    lse: &LseRef<'a, Cpu, C>,
+) -> Result<Elements<'a, f32>> {
+    let layout = lse.layout();
+    Ok(Elements {
+        data: typed("lse", lse.bytes())?,
+        shape: [layout.heads, layout.tokens, 1],
+        strides: match C::HEADS_FIRST {
+            true => [layout.row_stride, 1, 1],
+            false => [1, layout.row_stride, 1],
+        },
+    })
 }
 
-/// A log-sum-exp for reading, indexed by head and token.
-#[derive(Clone, Copy)]
-pub(crate) struct LseValues<'a> {
-    data: &'a [f32],
-    strides: [usize; 3],
-}
-
-impl<'a> LseValues<'a> {
-    pub(crate) fn of<C: LseConvention>(lse: &LseRef<'a, Cpu, C>) -> Result<Self> {
-        Ok(Self {
-            data: typed("lse", lse.bytes())?,
-            strides: lse_strides::<C>(lse.layout()),
-        })
-    }
-
-    pub(crate) fn get(&self, head: usize, token: usize) -> f32 {
-        self.data[head * self.strides[0] + token * self.strides[1]]
-    }
-}
-
-/// Returns the places of a natural log-sum-exp.
-pub(crate) fn lse_places<'a>(lse: LseMut<'a, Cpu, Natural>) -> Result<Places<'a, f32>> {
-    Places::<f32>::of_lse(lse)
+/// Returns the places of a natural log-sum-exp, as `[heads, tokens, 1]`.
+pub(crate) fn lse_places<'a>(lse: LseMut<'a, Cpu>) -> Result<Places<'a, f32>> {
+    let layout = lse.layout();
+    let data = typed_mut("lse", lse.into_bytes())?;
+    let shape = [layout.heads, layout.tokens, 1];
+    Ok(Places::new(data, shape, [layout.row_stride, 1, 1]))
 }
 
 /// Returns the elements of an array.

@@ -369,7 +369,7 @@ fn pair_values(rows: &[&[bf16]], width: usize, to: &mut [bf16]) {
 }
 
 // Returns the index of a value in the output of `pair_values`.
-pub(super) fn paired_value(key: usize, column: usize) -> usize {
+fn paired_value(key: usize, column: usize) -> usize {
     column / LANES * KEYS * LANES + key / 2 * 2 * LANES + column % LANES * 2 + key % 2
 }
 
@@ -557,26 +557,6 @@ mod tests {
         }
         assert_eq!(running.sum[2..4], [1.0, 2.0]);
         assert_eq!(running.max[0], f32::NEG_INFINITY);
-    }
-
-    #[test]
-    fn paired_values_found() {
-        if !is_x86_feature_detected!("avx512bw") {
-            return;
-        }
-        let (keys, width) = (34, 64);
-        let rows: Vec<bf16> = (0..keys * width)
-            .map(|i| bf16::from_bits(i as u16))
-            .collect();
-        let rows: Vec<&[bf16]> = rows.chunks(width).collect();
-        let mut paired = vec![bf16::ZERO; KEYS * width];
-        // SAFETY: the test has detected the instruction sets.
-        unsafe { pair_values(&rows, width, &mut paired) };
-        for key in 0..keys {
-            for column in 0..width {
-                assert_eq!(paired[paired_value(key, column)], rows[key][column]);
-            }
-        }
     }
 
     #[test]

@@ -520,10 +520,13 @@ impl Engines {
     ) -> Result<Self> {
         fn each<E: Engine>(
             cpu: &Cpu,
-            workspace: impl Fn() -> Result<Workspace<E>>,
+            proof: E::Proof,
+            (rows, widths, splits): (usize, Widths, bool),
         ) -> Result<Vec<Workspace<E>>> {
-            (0..cpu.threads()).map(|_| workspace()).collect()
+            let workspace = |_| Workspace::new(proof, rows, widths, splits);
+            (0..cpu.threads()).map(workspace).collect()
         }
+        let size = (rows, widths, splits);
         #[cfg(not(target_arch = "x86_64"))]
         let _ = (cpu.instructions, dtype);
         #[cfg(target_arch = "x86_64")]
@@ -533,25 +536,18 @@ impl Engines {
             && cpu.takes(Instructions::Tiles)
             && let Some(amx) = Amx::new()
         {
-            return Ok(Self::Amx(each(cpu, || {
-                Workspace::new(Tiles(amx), rows, widths, splits)
-            })?));
+            return Ok(Self::Amx(each(cpu, Tiles(amx), size)?));
         }
         #[cfg(target_arch = "x86_64")]
         if cpu.takes(Instructions::Vectors) {
             if bf16 && let Some(pairs) = PairVectors::new() {
-                return Ok(Self::Pairs(each(cpu, || {
-                    Workspace::new(pairs, rows, widths, splits)
-                })?));
+                return Ok(Self::Pairs(each(cpu, pairs, size)?));
             }
             if let Some(vectors) = Vectors::new() {
-                let workspace = || Workspace::new(vectors, rows, widths, splits);
-                return Ok(Self::Vectors(each(cpu, workspace)?));
+                return Ok(Self::Vectors(each(cpu, vectors, size)?));
             }
         }
-        Ok(Self::Gemm(each(cpu, || {
-            Workspace::new(Gemm, rows, widths, splits)
-        })?))
+        Ok(Self::Gemm(each(cpu, Gemm, size)?))
     }
 
     /// Returns the distance between rows of outputs.

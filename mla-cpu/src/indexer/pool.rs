@@ -6,14 +6,13 @@ use std::ops::Range;
 use half::bf16;
 use rayon::prelude::*;
 
-use super::quantise::{Finish, Norm, quantise};
+use super::quantise::{Finish, Norm, quantise, rows};
 use crate::Cpu;
 use crate::cache::check_slots;
-use crate::view::{Elements, scalars, with_element};
+use crate::view::scalars;
 use mla_runtime::Result;
 use mla_runtime::indexer::{IndexCacheLayout, IndexKeys};
 use mla_runtime::model::IndexerConfig;
-use mla_runtime::tensor::TensorRef;
 
 /// Writes the keys and gates of new tokens to the tails of their pages. Also writes the keys of the
 /// pools that these tokens complete.
@@ -66,19 +65,6 @@ pub(super) fn keys(cpu: &Cpu, config: &IndexerConfig, keys: IndexKeys<'_, Cpu>) 
         }
     }
     Ok(())
-}
-
-/// Returns the elements of a tensor, row by row.
-fn rows(field: &'static str, tensor: &TensorRef<'_, Cpu>) -> Result<Vec<f32>> {
-    let [outer, inner, width] = tensor.shape();
-    let mut rows = vec![0.0; outer * inner * width];
-    with_element!(tensor.dtype(), T => {
-        let from = Elements::<T>::of(field, tensor)?;
-        for (at, to) in rows.chunks_exact_mut(width).enumerate() {
-            from.read_row(at / inner, at % inner, to);
-        }
-    });
-    Ok(rows)
 }
 
 /// The new tokens of a call, and their places in the cache.

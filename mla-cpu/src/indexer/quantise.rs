@@ -59,13 +59,7 @@ pub(super) fn queries(
     let [heads, width] = [config.heads, config.width].map(|n| n as usize);
     let finish = Finish::new(config, from.rotary.as_ref(), tokens)?;
     let scale = config.weight_scale();
-    let mut weights = vec![0.0f32; tokens * heads];
-    with_element!(from.weights.dtype(), T => {
-        let from = Elements::<T>::of("index head weights", &from.weights)?;
-        for (token, to) in weights.chunks_exact_mut(heads).enumerate() {
-            from.read_row(token, 0, to);
-        }
-    });
+    let mut weights = rows("index head weights", &from.weights)?;
     let values = &mut from.quantised[..tokens * heads * width];
     let scaled = Places::<f32>::of("scaled head weights", from.scaled_weights)?;
     with_element!(from.queries.dtype(), T => {
@@ -95,13 +89,17 @@ pub(super) fn queries(
     Ok(())
 }
 
-/// Converts a tensor of one row to f32.
-fn row(field: &'static str, tensor: &TensorRef<'_, Cpu>) -> Result<Vec<f32>> {
-    let mut row = vec![0.0; tensor.shape()[2]];
+/// Returns the elements of a tensor as f32, row by row.
+pub(super) fn rows(field: &'static str, tensor: &TensorRef<'_, Cpu>) -> Result<Vec<f32>> {
+    let [outer, inner, width] = tensor.shape();
+    let mut rows = vec![0.0; outer * inner * width];
     with_element!(tensor.dtype(), T => {
-        Elements::<T>::of(field, tensor)?.read_row(0, 0, &mut row);
+        let from = Elements::<T>::of(field, tensor)?;
+        for (at, to) in rows.chunks_exact_mut(width).enumerate() {
+            from.read_row(at / inner, at % inner, to);
+        }
     });
-    Ok(row)
+    Ok(rows)
 }
 
 /// LayerNorm. Sums are in f64, in the order of the elements.
@@ -114,8 +112,8 @@ pub(super) struct Norm {
 impl Norm {
     pub(super) fn new(norm: &[TensorRef<'_, Cpu>; 2], config: &IndexerConfig) -> Result<Self> {
         Ok(Self {
-            weight: row("index norm weight", &norm[0])?,
-            bias: row("index norm bias", &norm[1])?,
+            weight: rows("index norm weight", &norm[0])?,
+            bias: rows("index norm bias", &norm[1])?,
             epsilon: config.epsilon,
         })
     }
@@ -151,10 +149,9 @@ impl<'a> Finish<'a> {
     ) -> Result<Self> {
         let rope = config.rope as usize;
         Ok(Self {
-            rotation: match rotary {
-                Some(rotary) => Some(TokenRotation::new(rotary, tokens, rope)?),
-                None => None,
-            },
+            rotation: rotary
+                .map(|rotary| TokenRotation::new(rotary, tokens, rope))
+                .transpose()?,
             rope,
             hadamard: config.hadamard,
             rounds: config.pool > 1,
@@ -195,17 +192,12 @@ fn hadamard(row: &mut [f32]) {
 }
 
 /// Rounds a row to bf16.
-pub(super) fn round(row: &mut [f32]) {
+fn round(row: &mut [f32]) {
     row.iter_mut()
         .for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
 }
 
 /// Rounds a row to e4m3 and returns its scale.
 pub(super) fn quantise(row: &[f32], to: &mut [u8]) -> f32 {
-    let largest = row.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-    let scale = fp8::power_of_two_scale(largest);
-    for (to, x) in to.iter_mut().zip(row) {
-        *to = fp8::encode(x / scale);
-    }
-    scale
+    fp8::quantise(row, fp8::power_of_two_scale, to)
 }
