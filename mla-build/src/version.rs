@@ -18,7 +18,7 @@ impl Version {
     }
 
     /// Reads the first two numbers of a version, such as 4.2 of "4.2.0".
-    pub(crate) fn from_start(text: &str) -> Option<Self> {
+    pub fn from_start(text: &str) -> Option<Self> {
         let (major, rest) = text.split_once('.')?;
         let digits = rest
             .find(|c: char| !c.is_ascii_digit())

@@ -170,8 +170,8 @@ fn mixed() -> Case {
     )
 }
 
-/// Computes a rank's heads, and gathers the results of all ranks: `[ranks, T, H/ranks, V]`. Compares
-/// them with those of all heads on the rank's own GPU.
+/// Computes a rank's heads, and gathers the results of all ranks: `[ranks, T, H/ranks, V]`.
+/// Compares them with those of all heads on the rank's own GPU.
 fn with_a_part_of_the_heads(rank: &Rank) -> Vec<u8> {
     let (device, communicator) = (&rank.device, &rank.communicator);
     let whole = &Batch::new(&mixed());
