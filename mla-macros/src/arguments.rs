@@ -29,7 +29,6 @@ struct Argument {
 enum Value {
     Text(String),
     Flag(bool),
-    Path(Path),
     Paths(Vec<Path>),
 }
 
@@ -183,12 +182,9 @@ impl Arguments {
         }
     }
 
-    /// The value of a key that takes a path.
+    /// The only path of a key's value.
     pub(crate) fn path(&self, key: &Key) -> Option<&Path> {
-        match self.get(key)?.value.as_ref()? {
-            Value::Path(path) => Some(path),
-            _ => None,
-        }
+        self.paths(key).first()
     }
 }
 
@@ -285,19 +281,23 @@ fn read(tokens: &[TokenTree], key: Key) -> Result<Value, Fault> {
             Ok(Value::Text(number.base10_digits().to_owned()))
         }
         (Form::Text, None) => negative(&tokens).map(Value::Text).ok_or_else(fault),
-        (Form::Path, Some(Lit::Str(text))) if text.suffix().is_empty() => text
-            .parse_with(Path::parse_mod_style)
-            .map_err(|_| fault())
-            .and_then(|path| no_constant(&path, true, key).map_or(Ok(Value::Path(path)), Err)),
-        (Form::Path, None) => path(&tokens)
-            .ok_or_else(fault)
-            .and_then(|path| no_constant(&path, false, key).map_or(Ok(Value::Path(path)), Err)),
-        (Form::Paths, Some(Lit::Str(text))) if text.suffix().is_empty() => paths(&text)
-            .map_err(|_| fault())
-            .and_then(|paths| constants(paths, key)),
-        (Form::Paths, None) => path(&tokens)
-            .ok_or_else(fault)
-            .and_then(|path| constants(vec![path], key)),
+        (Form::Path | Form::Paths, literal) => {
+            let is_quoted = literal.is_some();
+            let paths = match literal {
+                Some(Lit::Str(text)) if text.suffix().is_empty() => paths(&text).ok(),
+                Some(_) => None,
+                None => path(&tokens).map(|path| vec![path]),
+            };
+            let accepted = paths.filter(|paths| key.form == Form::Paths || paths.len() == 1);
+            let paths = accepted.ok_or_else(fault)?;
+            match paths
+                .iter()
+                .find_map(|path| no_constant(path, is_quoted, key))
+            {
+                Some(fault) => Err(fault),
+                None => Ok(Value::Paths(paths)),
+            }
+        }
         _ => Err(fault()),
     }
 }
@@ -319,13 +319,6 @@ fn negative(tokens: &[TokenTree]) -> Option<String> {
 
 fn path(tokens: &[TokenTree]) -> Option<Path> {
     syn::parse::Parser::parse2(Path::parse_mod_style, tokens.iter().cloned().collect()).ok()
-}
-
-fn constants(paths: Vec<Path>, key: Key) -> Result<Value, Fault> {
-    match paths.iter().find_map(|path| no_constant(path, false, key)) {
-        Some(fault) => Err(fault),
-        None => Ok(Value::Paths(paths)),
-    }
 }
 
 // The fault of a name that cannot be a constant, such as that of a target or a GPU. Without quotes,

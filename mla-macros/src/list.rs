@@ -1,6 +1,7 @@
 //! Lists in strings. `|` or `,` outside parentheses separates the elements.
 
 use crate::errors::{Fault, quoted};
+use crate::key::{self, Key};
 use crate::vocabulary::Name;
 
 /// An element of a list, and its position.
@@ -109,56 +110,43 @@ fn twice(element: Element<'_>) -> Fault {
     )
 }
 
-/// Finds the name that an element is.
-pub(crate) fn name(element: Element<'_>, names: &[Name], accepted: &str) -> Result<Name, Fault> {
-    if let Some(name) = names.iter().find(|name| name.text == element.text) {
-        return Ok(*name);
-    }
-    Err(element.fault(accepted))
+/// Reads a name that the key takes.
+fn name(element: Element<'_>, key: &Key) -> Result<Name, Fault> {
+    let found = key::names(key)
+        .iter()
+        .find(|name| name.text == element.text);
+    found.copied().ok_or_else(|| element.fault(key.accepted))
 }
 
 /// Reads the names that `text` lists.
-pub(crate) fn names(
-    text: &str,
-    names: &[Name],
-    accepted: &str,
-    faults: &mut Vec<Fault>,
-) -> Vec<Name> {
-    distinct(text, accepted, faults, |element| {
-        name(element, names, accepted)
-    })
+pub(crate) fn names(text: &str, key: &Key, faults: &mut Vec<Fault>) -> Vec<Name> {
+    distinct(text, key.accepted, faults, |element| name(element, key))
 }
 
 /// Reads the names that `text` lists; empty if it is `none`.
-pub(crate) fn none_or_names(
-    text: &str,
-    names: &[Name],
-    accepted: &str,
-    faults: &mut Vec<Fault>,
-) -> Vec<Name> {
+pub(crate) fn none_or_names(text: &str, key: &Key, faults: &mut Vec<Fault>) -> Vec<Name> {
     if text.trim_matches(' ') == "none" {
         return Vec::new();
     }
-    distinct(text, accepted, faults, |element| match element.text {
-        "none" => Err(element.fault(accepted).hint("`none` stands alone")),
-        _ => name(element, names, accepted),
+    distinct(text, key.accepted, faults, |element| match element.text {
+        "none" => Err(element.fault(key.accepted).hint("`none` stands alone")),
+        _ => name(element, key),
     })
 }
 
-/// Reads the one name that `text` is. If it is none of them, returns the first of `names` and adds
-/// a fault.
-pub(crate) fn only(text: &str, names: &[Name], accepted: &str, faults: &mut Vec<Fault>) -> Name {
+/// Reads the one name that `text` is. If it is none of the key's, returns the first of them and
+/// adds a fault.
+pub(crate) fn only(text: &str, key: &Key, faults: &mut Vec<Fault>) -> Name {
     let element = Element::alone(text);
-    if element.text.is_empty() {
-        faults.push(Fault::new("an empty string", accepted));
-        return names[0];
-    }
-    if text.contains(['|', ',']) {
-        faults.push(element.fault(accepted).hint("one alone, not a list"));
-        return names[0];
-    }
-    name(element, names, accepted).unwrap_or_else(|fault| {
+    let read = if element.text.is_empty() {
+        Err(Fault::new("an empty string", key.accepted))
+    } else if text.contains(['|', ',']) {
+        Err(element.fault(key.accepted).hint("one alone, not a list"))
+    } else {
+        name(element, key)
+    };
+    read.unwrap_or_else(|fault| {
         faults.push(fault);
-        names[0]
+        key::names(key)[0]
     })
 }

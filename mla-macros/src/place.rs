@@ -6,8 +6,8 @@ use quote::{ToTokens, quote};
 use syn::parse::{Parse, ParseStream, Parser};
 use syn::spanned::Spanned;
 use syn::{
-    Attribute, GenericArgument, GenericParam, Generics, Path, PathArguments, PathSegment, Token,
-    Type, Visibility, WhereClause,
+    Attribute, GenericArgument, GenericParam, Generics, PathArguments, Token, Type, Visibility,
+    WhereClause,
 };
 
 use crate::errors::{Errors, Fault, nearest};
@@ -78,11 +78,9 @@ impl Place {
     /// The type's name in upper snake case. `None` if the type has no name of its own: it is no
     /// path, or one of several instances of a generic type.
     pub(crate) fn default_name(&self) -> Option<String> {
-        let mut ty = &self.self_type;
-        while let Type::Group(group) = ty {
-            ty = &group.elem;
-        }
-        let Type::Path(path) = ty else { return None };
+        let Type::Path(path) = ungrouped(&self.self_type) else {
+            return None;
+        };
         let last = path.path.segments.last()?;
         let named = path.qself.is_none() && has_one_instance(&last.arguments);
         let name = last.ident.to_string();
@@ -134,13 +132,7 @@ impl Place {
     // The constant of this name, and the conditions of its `#[cfg(…)]`.
     fn constant(&self, name: &str) -> Option<(Ident, Vec<TokenStream>)> {
         let tokens: Vec<TokenTree> = self.body.stream().into_iter().collect();
-        let at = tokens.windows(2).position(|pair| {
-            matches!(pair, [TokenTree::Ident(keyword), TokenTree::Ident(ident)]
-                if keyword == "const" && ident == name)
-        })?;
-        let TokenTree::Ident(ident) = &tokens[at + 1] else {
-            return None;
-        };
+        let (at, ident) = declared(&tokens, "const", name)?;
         let mut before = &tokens[..at];
         let mut conditions = Vec::new();
         while let [rest @ .., TokenTree::Punct(mark), TokenTree::Group(group)] = before
@@ -293,8 +285,12 @@ impl ImplBlock {
             errors.fault(unsafety.span, "mla_backend", fault);
         }
         let parameters = self.check_parameters(self_type, errors);
-        let (again, attributes) = (self.attributes.into_iter())
-            .partition::<Vec<_>, _>(|it| it.path().segments.last().is_some_and(is_this_attribute));
+        let (again, attributes) = (self.attributes.into_iter()).partition::<Vec<_>, _>(|it| {
+            it.path()
+                .segments
+                .last()
+                .is_some_and(|it| it.ident == "mla_backend")
+        });
         for attribute in again {
             errors.fault(
                 attribute.path().span(),
@@ -379,18 +375,24 @@ impl ImplBlock {
     /// The trait that was written under another name, recognised by a function in the body.
     fn trait_of_body(&self) -> Option<(Phase, Type)> {
         let tokens: Vec<TokenTree> = self.body.stream().into_iter().collect();
-        let has = |name: &str| {
-            tokens.windows(2).any(|pair| {
-                matches!(pair, [TokenTree::Ident(keyword), TokenTree::Ident(ident)]
-                    if keyword == "fn" && ident == name)
-            })
-        };
+        let has = |name: &str| declared(&tokens, "fn", name).is_some();
         match (has("prefill"), has("decode")) {
             (true, false) => Some((Phase::Prefill, self.first.clone())),
             (false, true) => Some((Phase::Decode, self.first.clone())),
             _ => None,
         }
     }
+}
+
+/// The place of a keyword before a name, and the name.
+fn declared<'a>(tokens: &'a [TokenTree], keyword: &str, name: &str) -> Option<(usize, &'a Ident)> {
+    let mut pairs = tokens.windows(2).enumerate();
+    pairs.find_map(|(at, pair)| match pair {
+        [TokenTree::Ident(first), TokenTree::Ident(ident)] if first == keyword && ident == name => {
+            Some((at, ident))
+        }
+        _ => None,
+    })
 }
 
 fn ungrouped(mut ty: &Type) -> &Type {
@@ -440,7 +442,7 @@ fn report_trait(implemented: &Type, self_type: &Type, errors: &mut Errors) {
 
 fn trait_name(ty: &Type) -> Option<Ident> {
     match ty {
-        Type::Path(path) => last(&path.path),
+        Type::Path(path) => Some(path.path.segments.last()?.ident.clone()),
         _ => None,
     }
 }
@@ -488,14 +490,6 @@ fn with_static(tokens: TokenStream, lifetimes: &[String]) -> TokenStream {
         token => token.to_token_stream(),
     });
     mended.collect()
-}
-
-fn is_this_attribute(segment: &PathSegment) -> bool {
-    segment.ident == "mla_backend"
-}
-
-fn last(path: &Path) -> Option<Ident> {
-    path.segments.last().map(|segment| segment.ident.clone())
 }
 
 /// Writes tokens with the spaces that an author would use.

@@ -141,10 +141,10 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn spec(&mut self, phase: Phase) -> Spec {
         let decode = phase == Phase::Decode;
-        let dtypes = self.names(&key::DTYPES, vocabulary::DTYPES);
+        let dtypes = self.names(&key::DTYPES);
         let kv = self.kv(&dtypes);
         let dims = self.text(&key::DIMS, dims::head);
-        let query_len = self.name(&key::QUERY_LEN, vocabulary::QUERY_LENS);
+        let query_len = self.name(&key::QUERY_LEN);
         Spec {
             name: self.text_or(&key::NAME, "UNNAMED", value::name),
             provider: (self.arguments.has(&key::PROVIDER))
@@ -172,19 +172,19 @@ impl Reader<'_> {
                 vocabulary::RAGGED
             },
             max_query_len: self.text(&key::MAX_QUERY_LEN, dims::any_or_positive),
-            query_format: self.name(&key::QUERY_FORMAT, vocabulary::QUERY_FORMATS),
-            key_layout: self.name(&key::KEY_LAYOUT, vocabulary::KEY_LAYOUTS),
+            query_format: self.name(&key::QUERY_FORMAT),
+            key_layout: self.name(&key::KEY_LAYOUT),
             alignment: self.text(&key::ALIGNMENT, dims::power_of_two),
-            graphs: self.name(&key::GRAPHS, vocabulary::GRAPHS),
+            graphs: self.name(&key::GRAPHS),
             plans_on_host: self.arguments.flag(&key::PLANS_ON_HOST).unwrap_or(false),
             dependent_launch: (self.arguments.flag(&key::DEPENDENT_LAUNCH)).unwrap_or(false),
-            lse: self.name(&key::LSE, vocabulary::LSES),
-            lse_precision: self.name(&key::LSE_PRECISION, vocabulary::LSE_PRECISIONS),
+            lse: self.name(&key::LSE),
+            lse_precision: self.name(&key::LSE_PRECISION),
             quant_output: self.arguments.flag(&key::QUANT_OUTPUT).unwrap_or(false),
-            sparse: self.name(&key::SPARSE, vocabulary::SPARSE),
+            sparse: self.name(&key::SPARSE),
             max_list_width: self.text(&key::MAX_LIST_WIDTH, dims::any_or_positive),
             features: self.text(&key::FEATURES, |text, faults| {
-                list::none_or_names(text, vocabulary::FEATURES, key::FEATURES.accepted, faults)
+                list::none_or_names(text, &key::FEATURES, faults)
             }),
             priority: self.text(&key::PRIORITY, priority::parse),
         }
@@ -207,7 +207,7 @@ impl Reader<'_> {
     // An unquantised cache has the dtype of the queries, and the same name and variant.
     fn kv(&mut self, dtypes: &[Name]) -> Vec<Name> {
         match self.arguments.text(&key::KV) {
-            Some(_) => self.names(&key::KV, vocabulary::KV_FORMATS),
+            Some(_) => self.names(&key::KV),
             None => dtypes.to_vec(),
         }
     }
@@ -253,15 +253,11 @@ impl Reader<'_> {
         value
     }
 
-    fn names(&mut self, key: &Key, names: &[Name]) -> Vec<Name> {
-        self.text(key, |text, faults| {
-            list::names(text, names, key.accepted, faults)
-        })
+    fn names(&mut self, key: &Key) -> Vec<Name> {
+        self.text(key, |text, faults| list::names(text, key, faults))
     }
 
-    fn name(&mut self, key: &Key, names: &[Name]) -> Name {
-        self.text(key, |text, faults| {
-            list::only(text, names, key.accepted, faults)
-        })
+    fn name(&mut self, key: &Key) -> Name {
+        self.text(key, |text, faults| list::only(text, key, faults))
     }
 }

@@ -30,9 +30,15 @@ pub(crate) fn markdown(spec: &Spec) -> [String; 2] {
             ("cache row (L,R)", any_or(&spec.cache_dims, row)),
             ("kv format", names(&spec.kv)),
             ("page size", page_sizes(&spec.page_sizes)),
-            ("query lengths", query_lens(spec)),
+            (
+                "query lengths",
+                limited(spec.query_len, "at most", spec.max_query_len),
+            ),
             ("queries", spec.query_format.text.to_owned()),
-            ("sparse", sparse(spec)),
+            (
+                "sparse",
+                limited(spec.sparse, "lists of at most", spec.max_list_width),
+            ),
             ("plans on", planner.to_owned()),
         ],
     });
@@ -105,19 +111,11 @@ fn alignment(spec: &Spec) -> String {
     }
 }
 
-fn query_lens(spec: &Spec) -> String {
-    let differ = spec.query_len.text;
-    match spec.max_query_len {
-        None => differ.to_owned(),
-        Some(max) => format!("{differ}, at most {max}"),
-    }
-}
-
-fn sparse(spec: &Spec) -> String {
-    let sparse = spec.sparse.text;
-    match spec.max_list_width {
-        None => sparse.to_owned(),
-        Some(max) => format!("{sparse}, lists of at most {max}"),
+/// A name, and the limit beside it if there is one.
+fn limited(name: Name, limit: &str, max: Option<u32>) -> String {
+    match max {
+        None => name.text.to_owned(),
+        Some(max) => format!("{}, {limit} {max}", name.text),
     }
 }
 

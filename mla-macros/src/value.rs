@@ -88,7 +88,6 @@ pub(crate) fn provider(text: &str, faults: &mut Vec<Fault>) -> String {
 
 /// Returns true if `key` accepts `text`. A hint must not recommend a value that is an error.
 pub(crate) fn accepts(key: &Key, text: &str) -> bool {
-    let names = key::names(key);
     let mut faults = Vec::new();
     match *key {
         key::SM => drop(capability::sm(text, &mut faults)),
@@ -100,13 +99,13 @@ pub(crate) fn accepts(key: &Key, text: &str) -> bool {
             dims::any_or_positive(text, &mut faults);
         }
         key::ALIGNMENT => drop(dims::power_of_two(text, &mut faults)),
-        key::FEATURES => drop(list::none_or_names(text, names, key.accepted, &mut faults)),
-        key::DTYPES | key::KV => drop(list::names(text, names, key.accepted, &mut faults)),
+        key::FEATURES => drop(list::none_or_names(text, key, &mut faults)),
+        key::DTYPES | key::KV => drop(list::names(text, key, &mut faults)),
         key::FEATURE => drop(feature(text, &mut faults)),
         key::NAME => drop(name(text, &mut faults)),
         key::PROVIDER => drop(provider(text, &mut faults)),
         key::PRIORITY => drop(priority::parse(text, &mut faults)),
-        _ if !names.is_empty() => drop(list::only(text, names, "", &mut faults)),
+        _ if !key::names(key).is_empty() => drop(list::only(text, key, &mut faults)),
         _ => return false,
     }
     faults.is_empty()

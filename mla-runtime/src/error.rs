@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 
 /// An error of a device, a backend or the layer.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -145,4 +146,26 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The error of `result`, with [`Error::named`] applied to it.
 pub fn named<T>(name: &'static str, result: Result<T>) -> Result<T> {
     result.map_err(|error| error.named(name))
+}
+
+/// Refuses a list of another length. `of` says what each of its elements is for.
+pub(crate) fn check_len(
+    field: &'static str,
+    given: usize,
+    accepted: usize,
+    of: &str,
+) -> Result<()> {
+    if given == accepted {
+        return Ok(());
+    }
+    Err(Error::argument(field, given, format!("{accepted}, {of}")))
+}
+
+/// Refuses a range that does not lie within `0..len`.
+pub(crate) fn check_range(field: &'static str, range: &Range<usize>, len: usize) -> Result<()> {
+    if range.start <= range.end && range.end <= len {
+        return Ok(());
+    }
+    let accepted = format!("within 0..{len}");
+    Err(Error::argument(field, format!("{range:?}"), accepted))
 }

@@ -51,6 +51,7 @@ pub mod tensor;
 mod text;
 
 pub use error::{Error, Result, named};
+pub(crate) use error::{check_len, check_range};
 pub use mla_macros::mla_backend;
 
 /// An item that only this crate has. If the attribute's key `crate` names another crate, the

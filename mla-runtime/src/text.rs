@@ -30,6 +30,15 @@ impl<'a> Text<'a> {
         }
     }
 
+    /// Writes the parts one after the other.
+    pub(crate) const fn parts(&mut self, parts: &[&str]) {
+        let mut i = 0;
+        while i < parts.len() {
+            self.push(parts[i]);
+            i += 1;
+        }
+    }
+
     pub(crate) const fn number(&mut self, number: u32) {
         if number >= 10 {
             self.number(number / 10);
@@ -70,6 +79,36 @@ impl<'a> Text<'a> {
             }
         }
     }
+}
+
+/// True if an item of a slice meets the condition. This and `list` are macros because constants
+/// cannot yet call a function that is a parameter.
+macro_rules! any {
+    ($list:expr, |$item:ident| $condition:expr) => {{
+        let (list, mut i, mut found) = ($list, 0, false);
+        while i < list.len() && !found {
+            let $item = list[i];
+            found = $condition;
+            i += 1;
+        }
+        found
+    }};
+}
+
+/// Writes the items of a slice with commas between them; an expression writes one item.
+macro_rules! list {
+    ($list:expr, $text:ident, |$item:ident| $write:expr) => {{
+        let (list, mut i) = ($list, 0);
+        while i < list.len() {
+            let $item = list[i];
+            $text.comma(i);
+            $write;
+            i += 1;
+        }
+        if list.is_empty() {
+            $text.push("none");
+        }
+    }};
 }
 
 /// Returns true if two texts are equal. Constants cannot use `==`.
@@ -117,21 +156,21 @@ macro_rules! display {
 macro_rules! names {
     (
         $(#[$about:meta])*
-        pub enum $type:ident {
+        $vis:vis enum $type:ident {
             $($(#[$doc:meta])* $value:ident = $name:literal,)*
         }
     ) => {
         $(#[$about])*
-        pub enum $type {
+        $vis enum $type {
             $($(#[$doc])* $value,)*
         }
 
         impl $type {
             /// Every value, in declaration order.
-            pub const ALL: &'static [Self] = &[$(Self::$value),*];
+            $vis const ALL: &'static [Self] = &[$(Self::$value),*];
 
             /// The name used in attributes, on the command line and in JSON.
-            pub const fn name(self) -> &'static str {
+            $vis const fn name(self) -> &'static str {
                 match self {
                     $(Self::$value => $name,)*
                 }
@@ -146,7 +185,7 @@ macro_rules! names {
     };
 }
 
-pub(crate) use {display, names};
+pub(crate) use {any, display, list, names};
 
 #[cfg(test)]
 mod tests {

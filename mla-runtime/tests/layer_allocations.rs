@@ -290,9 +290,9 @@ fn selected_backend_keeps_its_device() {
     let decode = <Nothing as DecodeBackend>::ENTRY;
     let refused = |of_prefill, of_decode| {
         set_ordinal(of_prefill);
-        let prefill = prefill.make_prefill(&device, &config).unwrap().unwrap();
+        let prefill = prefill.make(&device, &config).unwrap().unwrap();
         set_ordinal(of_decode);
-        let decode = decode.make_decode(&device, &config).unwrap().unwrap();
+        let decode = decode.make(&device, &config).unwrap().unwrap();
         set_ordinal(0);
         let layer = MlaLayer::<SelectedPrefill<_>, SelectedDecode<_>>::new(
             &device, &config, prefill, decode,

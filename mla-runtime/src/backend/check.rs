@@ -6,7 +6,7 @@ use crate::spec::{BackendSpec, Feature, Problem};
 use crate::tensor::{
     ArrayRef, CacheLayout, CacheRef, CacheStrides, Layout, TensorRef, check_alignment,
 };
-use crate::{Error, Result, named};
+use crate::{Error, Result, check_len, named};
 
 /// The requirements that the tensors of a call have in common.
 #[derive(Clone, Copy)]
@@ -45,13 +45,6 @@ pub(crate) fn check_gaps(out: &Layout, spec: &BackendSpec) -> Result<()> {
         return Ok(());
     }
     Err(Error::argument("out", out, without))
-}
-
-fn check_len(field: &'static str, given: usize, accepted: usize, of: &str) -> Result<()> {
-    if given == accepted {
-        return Ok(());
-    }
-    Err(Error::argument(field, given, format!("{accepted}, {of}")))
 }
 
 /// Refuses a cache of another layout than the problem's. Also refuses a split cache for a backend
@@ -260,8 +253,7 @@ impl<D: Device> DecodeCall<'_, D> {
     pub fn check(&self, config: &LayerConfig, spec: &BackendSpec) -> Result<()> {
         let problem = &config.problem;
         let rule = Rule { problem, spec };
-        let [heads, latent, rope] = [problem.heads, problem.dims.latent, problem.dims.head.rope]
-            .map(|extent| extent as usize);
+        let [heads, latent, _, rope, ..] = problem.extents();
         let tokens = self.query.tokens();
         match &self.query {
             Query::Concatenated(query) => {
@@ -305,9 +297,7 @@ impl<D: Device> PrefillCall<'_, D> {
     pub fn check(&self, config: &LayerConfig, spec: &BackendSpec) -> Result<()> {
         let problem = &config.problem;
         let rule = Rule { problem, spec };
-        let head = problem.dims.head;
-        let [heads, nope, rope, v] =
-            [problem.heads, head.nope, head.rope, head.v].map(|extent| extent as usize);
+        let [heads, _, nope, rope, v] = problem.extents();
         let (tokens, keys) = (self.query.shape()[0], self.values.shape()[0]);
         rule.tensor("query", &self.query, [tokens, heads, nope + rope])?;
         match &self.keys {

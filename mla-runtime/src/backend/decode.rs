@@ -124,7 +124,6 @@ stages!(
     DecodeStage,
     SelectedDecode,
     decode,
-    make_decode,
     DecodeBatch<'_, Self::Device>,
     DecodeCall
 );

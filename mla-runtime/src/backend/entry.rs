@@ -2,6 +2,10 @@
 
 use std::any::Any;
 
+use super::LayerConfig;
+use super::stage::Maker;
+use crate::Result;
+use crate::device::Device;
 use crate::spec::{BackendSpec, Cause, KernelFacts, Target, both, on};
 
 /// The entries that `#[mla_backend]` linked into this program, in no particular order.
@@ -16,30 +20,13 @@ pub struct Entry {
     pub spec: BackendSpec,
     /// The facts of its kernels.
     pub kernels: KernelFacts,
-    availability: fn() -> Result<(), Cause>,
+    pub(super) availability: fn() -> Result<(), Cause>,
     // The phase's own maker for the backend's device; `None` if there is no implementation.
     pub(super) maker: Option<&'static (dyn Any + Send + Sync)>,
-    type_name: Option<fn() -> &'static str>,
+    pub(super) type_name: Option<fn() -> &'static str>,
 }
 
 impl Entry {
-    /// The entry of a backend with an implementation.
-    pub(super) const fn implemented(
-        spec: BackendSpec,
-        kernels: KernelFacts,
-        availability: fn() -> Result<(), Cause>,
-        maker: &'static (dyn Any + Send + Sync),
-        type_name: fn() -> &'static str,
-    ) -> Self {
-        Self {
-            spec,
-            kernels,
-            availability,
-            maker: Some(maker),
-            type_name: Some(type_name),
-        }
-    }
-
     /// The same backend under another name. [`Registry::replace`](crate::select::Registry::replace)
     /// gives it the name of the backend that it replaces.
     #[must_use]
@@ -78,6 +65,18 @@ impl Entry {
         both(on(self.availability(), target), kernels)
     }
 
+    /// The backend's implementation for one layer on devices of type `D`. `S` is
+    /// [`SelectedPrefill`](super::SelectedPrefill) or [`SelectedDecode`](super::SelectedDecode).
+    /// Returns `None` if this is a backend of the other phase or for other devices.
+    pub fn make<D: Device, S: 'static>(
+        &self,
+        device: &D,
+        config: &LayerConfig,
+    ) -> Option<Result<S>> {
+        let maker = self.maker?.downcast_ref::<Maker<D, S>>()?;
+        Some((maker.make)(device, config))
+    }
+
     /// Returns true if this program contains the implementation of the backend.
     pub const fn is_implemented(&self) -> bool {
         self.maker.is_some()
@@ -95,14 +94,4 @@ impl std::fmt::Debug for Entry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Entry({} {})", self.spec.phase, self.spec.name)
     }
-}
-
-/// The availability of a backend that has no implementation on any machine.
-pub(crate) fn not_built() -> Result<(), Cause> {
-    Err(Cause::NotBuilt)
-}
-
-/// The availability of a name that is reserved for third-party backends.
-pub(crate) fn not_registered() -> Result<(), Cause> {
-    Err(Cause::NotRegistered)
 }

@@ -85,7 +85,6 @@ pub(crate) use check::{
 pub use decode::{DecodeBackend, DecodeStage, SelectedDecode};
 pub use decode_call::{DecodeBatch, DecodeCall, Query};
 pub use entry::{Entry, LINKED};
-pub(crate) use entry::{not_built, not_registered};
 pub use prefill::{PrefillBackend, PrefillStage, SelectedPrefill};
 pub use prefill_call::{Keys, PrefillBatch, PrefillCall};
 pub use slot_lists::SlotLists;
@@ -130,20 +129,14 @@ impl LayerConfig {
 
     /// The first field in which another configuration differs: its name and both values.
     pub(crate) fn difference(&self, other: &Self) -> Option<(&'static str, [String; 2])> {
-        let scales = [self.softmax_scale, other.softmax_scale];
-        let scales = (scales[0] != scales[1])
-            .then(|| ("softmax_scale", scales.map(|scale| scale.to_string())));
-        let scalings = [self.query_scaling, other.query_scaling];
-        let scalings = (scalings[0] != scalings[1]).then(|| {
-            (
-                "query_scaling",
-                scalings.map(|scaling| format!("{scaling:?}")),
-            )
-        });
-        self.problem
-            .difference(&other.problem)
-            .or(scales)
-            .or(scalings)
+        let differs =
+            |name, [own, theirs]: [String; 2]| (own != theirs).then_some((name, [own, theirs]));
+        let scales = [self, other].map(|it| it.softmax_scale.to_string());
+        let scalings = [self, other].map(|it| format!("{:?}", it.query_scaling));
+        let problems = self.problem.difference(&other.problem);
+        problems
+            .or_else(|| differs("softmax_scale", scales))
+            .or_else(|| differs("query_scaling", scalings))
     }
 }
 

@@ -121,7 +121,6 @@ stages!(
     PrefillStage,
     SelectedPrefill,
     prefill,
-    make_prefill,
     PrefillBatch<'_>,
     PrefillCall
 );

@@ -72,7 +72,7 @@ macro_rules! stage {
 /// backends chosen at run time.
 macro_rules! stages {
     (
-        $Backend:ident, $Stage:ident, $Selected:ident, $run:ident, $make:ident, $Batch:ty,
+        $Backend:ident, $Stage:ident, $Selected:ident, $run:ident, $Batch:ty,
         $Call:ident
     ) => {
         #[doc = concat!("A ", stringify!($run), " backend as the layer calls it: chosen by type,")]
@@ -212,25 +212,13 @@ macro_rules! stages {
         impl Entry {
             #[doc = concat!("The entry of a ", stringify!($run), " backend.")]
             pub const fn $run<B: $Backend>() -> Self {
-                Self::implemented(
-                    B::SPEC,
-                    B::KERNELS,
-                    B::availability,
-                    Made::<B>::MAKER,
-                    std::any::type_name::<B>,
-                )
-            }
-
-            #[doc = concat!("The ", stringify!($run), " implementation for one layer, or `None`")]
-            /// if this is no such backend for devices of type `D`.
-            pub fn $make<D: Device>(
-                &self,
-                device: &D,
-                config: &LayerConfig,
-            ) -> Option<Result<$Selected<D>>> {
-                self.maker?
-                    .downcast_ref::<Maker<D, $Selected<D>>>()
-                    .map(|maker| (maker.make)(device, config))
+                Self {
+                    spec: B::SPEC,
+                    kernels: B::KERNELS,
+                    availability: B::availability,
+                    maker: Some(Made::<B>::MAKER),
+                    type_name: Some(std::any::type_name::<B>),
+                }
             }
         }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::setters::copies;
 use crate::tensor::{ArrayRef, Memory};
-use crate::{Error, Result};
+use crate::{Error, Result, check_range};
 
 /// The number of rows, and of columns, in a block.
 pub const BLOCK: usize = 128;
@@ -87,10 +87,7 @@ impl<'a, D: Memory> Fp8Blocks<'a, D> {
     /// If the range exceeds the rows.
     pub fn rows(&self, rows: Range<usize>) -> Result<Self> {
         let [count, columns] = self.shape;
-        if rows.start > rows.end || rows.end > count {
-            let accepted = format!("within 0..{count}");
-            return Err(Error::argument("rows", format!("{rows:?}"), accepted));
-        }
+        check_range("rows", &rows, count)?;
         // Rows without columns take no memory, so their number has no limit.
         let [first, end] = [rows.start, rows.end].map(|row| self.first_row.saturating_add(row));
         let width = columns.div_ceil(BLOCK);

@@ -2,7 +2,7 @@
 
 use super::Device;
 use crate::tensor::{ArrayRef, CacheLayout, LseMut, LseRef, TensorMut, TensorRef};
-use crate::{Error, Result};
+use crate::{Error, Result, check_len};
 
 /// Refuses factors that do not fit each other or the product.
 ///
@@ -32,13 +32,7 @@ pub fn check_scatter<D: Device>(
     let ([rows, ..], [_, heads, width]) = (from.shape(), to.shape());
     from.layout()
         .require("rows to copy", to.dtype(), [rows, heads, width])?;
-    match places.len() == rows {
-        true => Ok(()),
-        false => {
-            let accepted = format!("{rows}, one for each row");
-            Err(Error::argument("places", places.len(), accepted))
-        }
-    }
+    check_len("places", places.len(), rows, "one for each row")
 }
 
 /// Refuses rows that do not fit the cache, and a wrong number of slots.
@@ -56,13 +50,7 @@ pub fn check_write<D: Device>(
     let (tokens, dtype) = (latent.shape()[0], latent.dtype());
     latent.layout().require("latent", dtype, [tokens, 1, l])?;
     rope.layout().require("rope", dtype, [tokens, 1, r])?;
-    match slots.len() == tokens {
-        true => Ok(()),
-        false => {
-            let accepted = format!("{tokens}, one per token");
-            Err(Error::argument("slots", slots.len(), accepted))
-        }
-    }
+    check_len("slots", slots.len(), tokens, "one per token")
 }
 
 /// Refuses destinations that do not fit `rows` rows of the cache.
@@ -123,10 +111,7 @@ pub fn check_outputs<D: Device>(
 ) -> Result<()> {
     let [tokens, heads, width] = out.shape();
     if let Some((sinks, lse)) = sinks {
-        if sinks.len() != heads {
-            let accepted = format!("{heads}, one for each head");
-            return Err(Error::argument("sinks", sinks.len(), accepted));
-        }
+        check_len("sinks", sinks.len(), heads, "one for each head")?;
         lse.layout().require("lse", heads, tokens)?;
     }
     match gate.map(TensorRef::layout) {

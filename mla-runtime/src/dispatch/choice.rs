@@ -1,9 +1,9 @@
 //! The choice of a backend type at compile time.
 
 use crate::backend::list::{CAPACITY, Listed};
-use crate::select::Best;
-use crate::spec::{Phase, Problem, Target, both, on};
-use crate::text::Text;
+use crate::select::tried_before;
+use crate::spec::{BackendSpec, Phase, Problem, Target, both, on};
+use crate::text::{Text, is_equal};
 
 /// The type of the best prefill backend of a list, for a constant target and problem:
 /// `best_prefill!(LIST, TARGET, PROBLEM)`.
@@ -71,24 +71,28 @@ pub const fn choose(
         fault.write(&mut text);
         panic!("{}", text.as_str());
     }
-    text.push(phase.name());
-    text.push(": no backend fits on ");
+    text.parts(&[phase.name(), ": no backend fits on "]);
     target.write(&mut text);
     if list.is_none() {
         text.push(", because the list is empty: name the types of backends, as in `[A, B]`");
     }
     // In a list of one, the backend counts as asked for by name.
     let asked = matches!(list, Some(listed) if listed.next.is_none());
-    let (mut index, mut best, mut rest) = (0, Best::on(target), list);
+    let (mut index, mut best, mut rest) = (0, None::<(usize, &BackendSpec)>, list);
     while let Some(listed) = rest {
+        let spec = listed.spec;
         let kernels = listed.kernels.availability(target, asked);
         let availability = both(on(listed.availability, target), kernels);
-        let reasons = listed.spec.reasons(target, problem, availability);
-        text.push("\n  ");
-        text.push(listed.spec.name);
-        text.push(": ");
+        let reasons = spec.reasons(target, problem, availability);
+        text.parts(&["\n  ", spec.name, ": "]);
         reasons.write(&mut text);
-        best = best.or(index, listed.spec, &reasons);
+        let is_better = match best {
+            Some((_, best)) => tried_before(spec, best, target),
+            None => true,
+        };
+        if is_better && reasons.is_empty() {
+            best = Some((index, spec));
+        }
         index += 1;
         rest = listed.next;
     }
@@ -97,8 +101,8 @@ pub const fn choose(
         "list: given more than 32 backends, accepted at most 32: leave out those that cannot be \
          best"
     );
-    match best.index() {
-        Some(index) => index,
+    match best {
+        Some((index, _)) => index,
         None => panic!("{}", text.as_str()),
     }
 }
@@ -108,13 +112,10 @@ const fn check_names(phase: Phase, list: Option<&'static Listed>) {
     while let Some(listed) = first {
         let mut other = listed.next;
         while let Some(second) = other {
-            if same(listed.spec.name, second.spec.name) {
+            if is_equal(listed.spec.name, second.spec.name) {
                 let mut bytes = [0; 1024];
                 let mut text = Text::new(&mut bytes);
-                text.push("name: given ");
-                text.push(listed.spec.name);
-                text.push(" for two ");
-                text.push(phase.name());
+                text.parts(&["name: given ", listed.spec.name, " for two ", phase.name()]);
                 text.push(
                     " backends of the list, accepted one backend of a name. Leave one of them out, \
                      or give it another name with `name = \"…\"`",
@@ -125,13 +126,4 @@ const fn check_names(phase: Phase, list: Option<&'static Listed>) {
         }
         first = listed.next;
     }
-}
-
-const fn same(a: &str, b: &str) -> bool {
-    let (a, b) = (a.as_bytes(), b.as_bytes());
-    let mut i = 0;
-    while i < a.len() && i < b.len() && a[i] == b[i] {
-        i += 1;
-    }
-    i == a.len() && i == b.len()
 }

@@ -9,7 +9,7 @@ use crate::model::DType;
 use crate::model::IndexerConfig;
 use crate::setters::{options, setters};
 use crate::tensor::{ArrayRef, Rotary, TensorMut, TensorRef};
-use crate::{Error, Result};
+use crate::{Error, Result, check_len};
 
 /// The new tokens' index keys, and their destination in the cache.
 #[non_exhaustive]
@@ -260,10 +260,7 @@ impl<D: IndexDevice> IndexKeys<'_, D> {
             let layout = tensor.layout();
             layout.require(field, layout.dtype, [1, 1, width])?;
         }
-        if self.slots.len() != tokens {
-            let accepted = format!("{tokens}, one per token");
-            return Err(Error::argument("slots", self.slots.len(), accepted));
-        }
+        check_len("slots", self.slots.len(), tokens, "one per token")?;
         let (layout, tail) = (self.cache.layout(), config.tail as usize);
         if layout.width != width {
             let given = format!("keys of {} values", layout.width);

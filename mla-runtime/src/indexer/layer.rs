@@ -39,10 +39,11 @@ where
         lists.forget();
         self.check_order(workspace)?;
         self.check_tensors(workspace, &call)?;
-        indexer.check(workspace, lists, &index)?;
+        let step = workspace.prepared_for(indexer.device(), &indexer.problem)?;
+        indexer.check(&step, lists, &index)?;
         // The projection comes first, because it takes longest of the work before the logits. The
         // queries can then be quantised together with the writes.
-        let (queries, first) = (index.queries(), indexer.first_scored(workspace, lists)?);
+        let (queries, first) = (index.queries(), indexer.first_scored(&step, lists));
         if !first.is_empty() {
             self.device()
                 .profile_range(c"mla: project index queries", || {
@@ -67,7 +68,8 @@ where
             })?;
         }
         self.device().profile_range(c"mla: select slots", || {
-            indexer.select_written(workspace, lists, &index, first)
+            let step = workspace.prepared_for(indexer.device(), &indexer.problem)?;
+            indexer.select_written(&step, lists, &index, first)
         })?;
         // This runs concurrently with the selection, which keeps only few SMs busy.
         self.device().profile_range(c"mla: absorb queries", || {

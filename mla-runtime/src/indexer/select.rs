@@ -3,11 +3,10 @@
 use std::ops::Range;
 
 use super::device::{check_gates, check_pools};
-use super::workspace::Selected;
 use super::{IndexCacheMut, IndexDevice, IndexKeys, IndexQueries, IndexRows, IndexerWorkspace};
 use crate::backend::{DecodeBatch, DecodeStage, PrefillStage, StepLimits};
 use crate::device::{Device, for_problem};
-use crate::layer::Workspace;
+use crate::layer::{PreparedStep, Workspace, regions};
 use crate::model::{DType, IndexerConfig};
 use crate::plan::index::IndexNeeds;
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan, RegionName};
@@ -21,7 +20,7 @@ use crate::{Error, Result, named};
 pub struct Indexer<D> {
     device: D,
     config: IndexerConfig,
-    problem: Problem,
+    pub(super) problem: Problem,
 }
 
 /// One selection: views of the engine's tensors, for the T tokens of the prepared step.
@@ -139,68 +138,55 @@ impl<D: IndexDevice> Indexer<D> {
         B: DecodeStage<Device = D>,
     {
         own.forget();
-        self.check(workspace, own, &call)?;
+        let step = workspace.prepared_for(&self.device, &self.problem)?;
+        self.check(&step, own, &call)?;
         self.device.profile_range(c"mla: select slots", || {
-            if workspace.tokens() > 0 {
-                let (slots, positions) = (workspace.slots()?, workspace.positions()?);
-                let keys = self.keys(&mut call, slots, positions)?;
+            if step.tokens > 0 {
+                let keys = self.keys(&mut call, step.slots.shorten(), step.positions.shorten())?;
                 self.device.write_index_keys(&self.config, keys)?;
             }
-            self.select_written(workspace, own, &call, 0..0)
+            self.select_written(&step, own, &call, 0..0)
         })
     }
 
     /// The tokens that are scored first, limited by the workspace's rows; empty if nothing needs a
     /// score.
-    pub(crate) fn first_scored<P, B>(
+    pub(crate) fn first_scored(
         &self,
-        workspace: &Workspace<P, B>,
+        step: &PreparedStep<'_, D>,
         own: &IndexerWorkspace<D>,
-    ) -> Result<Range<usize>>
-    where
-        P: PrefillStage<Device = D>,
-        B: DecodeStage<Device = D>,
-    {
-        let tokens = match self.scores(&workspace.decode_batch()?) {
-            true => workspace.absorbed_tokens(),
+    ) -> Range<usize> {
+        let tokens = match self.scores(&step.batch) {
+            true => step.absorbed_tokens,
             false => 0,
         };
-        Ok(0..tokens.min(own.rows().max(1)))
+        0..tokens.min(own.rows().max(1))
     }
 
     /// Makes the lists of a step whose index keys have been written. The queries of the tokens in
     /// `quantised` have been quantised, too.
-    pub(crate) fn select_written<P, B>(
+    pub(crate) fn select_written(
         &self,
-        workspace: &Workspace<P, B>,
+        step: &PreparedStep<'_, D>,
         own: &mut IndexerWorkspace<D>,
         call: &IndexCall<'_, D>,
         quantised: Range<usize>,
-    ) -> Result<()>
-    where
-        P: PrefillStage<Device = D>,
-        B: DecodeStage<Device = D>,
-    {
-        let tokens = workspace.tokens();
+    ) -> Result<()> {
         // Tokens are processed in groups whose logits fit. Tokens on the expanded path need no
         // lists.
-        let listed = workspace.absorbed_tokens();
+        let listed = step.absorbed_tokens;
         for first in (0..listed).step_by(own.rows().max(1)) {
             let chunk = first..listed.min(first + own.rows().max(1));
-            if chunk != quantised && self.scores(&workspace.decode_batch()?) {
-                let (queries, positions) = (call.queries(), workspace.positions()?);
+            if chunk != quantised && self.scores(&step.batch) {
+                let queries = call.queries();
                 self.project(own, &queries, chunk.clone())?;
-                self.with_queries(own, &queries, positions, chunk.clone(), |queries| {
+                self.with_queries(own, &queries, step.positions, chunk.clone(), |queries| {
                     self.device.quantise_index_queries(&self.config, queries)
                 })?;
             }
-            self.select_chunk(workspace, own, call, chunk)?;
+            self.select_chunk(step, own, call, chunk)?;
         }
-        own.set_selected(Some(Selected {
-            workspace: workspace.id(),
-            step: workspace.step_number(),
-            tokens,
-        }));
+        own.selected = Some(step.id);
         Ok(())
     }
 
@@ -232,20 +218,15 @@ impl<D: IndexDevice> Indexer<D> {
         Some(rotary.at(positions))
     }
 
-    fn select_chunk<P, B>(
+    fn select_chunk(
         &self,
-        workspace: &Workspace<P, B>,
+        step: &PreparedStep<'_, D>,
         own: &mut IndexerWorkspace<D>,
         call: &IndexCall<'_, D>,
         tokens: Range<usize>,
-    ) -> Result<()>
-    where
-        P: PrefillStage<Device = D>,
-        B: DecodeStage<Device = D>,
-    {
-        let batch = workspace.decode_batch()?;
-        let scored = self.scores(&batch);
-        let rows = IndexRows::new(batch, tokens.clone()).with_pool(self.config.pool);
+    ) -> Result<()> {
+        let scored = self.scores(&step.batch);
+        let rows = IndexRows::new(step.batch, tokens.clone()).with_pool(self.config.pool);
         // SAFETY: `score` enqueues the queries and the logits, and the selection follows here. The
         // arrays belong to the workspace, and only `prepare` writes them.
         let rows = unsafe { rows.with_in_turn(scored) };
@@ -279,8 +260,8 @@ impl<D: IndexDevice> Indexer<D> {
         tokens: Range<usize>,
     ) -> Result<()> {
         let columns = (self.config.heads * self.config.width) as usize;
-        let mut arena = crate::layer::Arena::<D>::new(D::bytes_mut(&mut own.buffer));
-        let to = arena.take(&own.plan.range(RegionName::IndexProjection));
+        let names = [RegionName::IndexProjection];
+        let [to] = regions::<D, _>(&mut own.buffer, &own.plan, names);
         let layout = Layout::contiguous(self.problem.dtype, [1, tokens.len(), columns]);
         let latent = named("query latent", queries.latent.shorten().narrow(0, tokens))?;
         self.device.gemm(
@@ -300,11 +281,12 @@ impl<D: IndexDevice> Indexer<D> {
         quantise: impl FnOnce(IndexQueries<'_, D>) -> Result<()>,
     ) -> Result<()> {
         let [heads, width] = [self.config.heads, self.config.width].map(|n| n as usize);
-        let plan = &own.plan;
-        let mut arena = crate::layer::Arena::<D>::new(D::bytes_mut(&mut own.buffer));
-        let projected = arena.take(&plan.range(RegionName::IndexProjection));
-        let mut values = arena.take(&plan.range(RegionName::IndexQueries));
-        let weights = arena.take(&plan.range(RegionName::IndexHeadWeights));
+        let names = [
+            RegionName::IndexProjection,
+            RegionName::IndexQueries,
+            RegionName::IndexHeadWeights,
+        ];
+        let [projected, mut values, weights] = regions::<D, _>(&mut own.buffer, &own.plan, names);
         let by_head = Layout::contiguous(self.problem.dtype, [tokens.len(), heads, width]);
         let projected = TensorMut::<D>::new(projected, by_head)?;
         let scaled = Layout::contiguous(DType::F32, [tokens.len(), 1, heads]);
@@ -329,11 +311,12 @@ impl<D: IndexDevice> Indexer<D> {
         rows: &IndexRows<'_, D>,
         logits: Layout,
     ) -> Result<()> {
-        let plan = &own.plan;
-        let mut arena = crate::layer::Arena::<D>::new(D::bytes_mut(&mut own.buffer));
-        let values = arena.take(&plan.range(RegionName::IndexQueries));
-        let weights = arena.take(&plan.range(RegionName::IndexHeadWeights));
-        let scores = arena.take(&plan.range(RegionName::IndexLogits));
+        let names = [
+            RegionName::IndexQueries,
+            RegionName::IndexHeadWeights,
+            RegionName::IndexLogits,
+        ];
+        let [values, weights, scores] = regions::<D, _>(&mut own.buffer, &own.plan, names);
         let scaled = Layout::contiguous(
             DType::F32,
             [rows.tokens.len(), 1, self.config.heads as usize],
@@ -350,18 +333,12 @@ impl<D: IndexDevice> Indexer<D> {
     }
 
     /// Refuses a call that does not fit the prepared step or the indexer.
-    pub(crate) fn check<P, B>(
+    pub(crate) fn check(
         &self,
-        workspace: &Workspace<P, B>,
+        step: &PreparedStep<'_, D>,
         own: &IndexerWorkspace<D>,
         call: &IndexCall<'_, D>,
-    ) -> Result<()>
-    where
-        P: PrefillStage<Device = D>,
-        B: DecodeStage<Device = D>,
-    {
-        workspace.check_prepared_for(&self.problem)?;
-        workspace.check_memory(&self.device)?;
+    ) -> Result<()> {
         if own.needs.config.extents() != self.config.extents() {
             let given = format!("one for {}", own.needs.config);
             return Err(Error::argument("indexer workspace", given, self.config));
@@ -372,8 +349,7 @@ impl<D: IndexDevice> Indexer<D> {
             return Err(Error::argument("indexer workspace", given, accepted));
         }
         let columns = own.needs.columns as usize * self.config.pool as usize;
-        let longest = workspace.decode_batch()?.max_seq_len;
-        let tokens = workspace.tokens();
+        let (longest, tokens) = (step.batch.max_seq_len, step.tokens);
         for (field, given, max) in [
             ("new tokens", tokens, own.needs.tokens as usize),
             ("sequence length", longest, columns),
@@ -385,7 +361,7 @@ impl<D: IndexDevice> Indexer<D> {
         }
         self.check_memory(own, call)?;
         self.check_tensors(tokens, call)?;
-        self.check_cache(workspace.pages_end(), call)
+        self.check_cache(step.pages_end, call)
     }
 
     /// Refuses memory that the device's work must not access.

@@ -2,7 +2,7 @@
 
 use crate::backend::{DecodeStage, PrefillStage, SlotLists};
 use crate::device::Device;
-use crate::layer::Workspace;
+use crate::layer::{Workspace, device_plan};
 use crate::model::DType;
 use crate::plan::index::IndexNeeds;
 use crate::plan::memory::{MemoryPlan, RegionName};
@@ -18,15 +18,8 @@ pub struct IndexerWorkspace<D: Device> {
     pub(super) dtype: DType,
     /// The location of each tensor in the buffer.
     pub(super) plan: MemoryPlan,
-    /// The workspace and the step that the lists are for.
-    selected: Option<Selected>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Selected {
-    pub(super) workspace: u64,
-    pub(super) step: u64,
-    pub(super) tokens: usize,
+    /// The step that the lists are for.
+    pub(super) selected: Option<[u64; 2]>,
 }
 
 impl<D: Device> IndexerWorkspace<D> {
@@ -36,12 +29,8 @@ impl<D: Device> IndexerWorkspace<D> {
         dtype: DType,
         plan: MemoryPlan,
     ) -> Result<Self> {
-        let bytes = usize::try_from(plan.indexer_bytes).map_err(|_| {
-            let given = format!("{} bytes", plan.indexer_bytes);
-            Error::argument("limits", given, "what memory can hold")
-        })?;
         Ok(Self {
-            buffer: device.allocate(bytes)?,
+            buffer: device.allocate(device_plan(plan.indexer_bytes)?)?,
             needs,
             dtype,
             plan,
@@ -74,12 +63,7 @@ impl<D: Device> IndexerWorkspace<D> {
         P: PrefillStage<Device = D>,
         B: DecodeStage<Device = D>,
     {
-        let present = Selected {
-            workspace: workspace.id(),
-            step: workspace.step_number(),
-            tokens: workspace.tokens(),
-        };
-        if self.selected != Some(present) {
+        if self.selected != Some(workspace.step_id()) {
             let given = match self.selected {
                 None => "none",
                 Some(_) => "those of another step",
@@ -92,16 +76,12 @@ impl<D: Device> IndexerWorkspace<D> {
             D::bytes(&self.buffer),
             self.plan.range(RegionName::SlotLists),
         );
-        let slots = ArrayRef::new(bytes, present.tokens * width)?;
+        let slots = ArrayRef::new(bytes, workspace.tokens() * width)?;
         Ok(SlotLists::new(slots, width))
     }
 
     /// Drops the lists. There are none until the next selection.
     pub(crate) fn forget(&mut self) {
         self.selected = None;
-    }
-
-    pub(super) fn set_selected(&mut self, selected: Option<Selected>) {
-        self.selected = selected;
     }
 }

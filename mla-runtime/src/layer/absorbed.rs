@@ -1,14 +1,13 @@
 //! The absorbed path: every head attends to the rows of the cache itself.
 
-use super::arena::Arena;
-use super::staged::StagedStep;
+use super::arena::regions;
 use super::{LayerCall, MlaLayer, Workspace};
 use crate::Result;
 use crate::backend::{DecodeCall, DecodeStage, Output, PrefillStage, Query, SlotLists};
 use crate::device::{Device, absorption};
 use crate::plan::memory::RegionName;
 use crate::spec::QueryFormat;
-use crate::tensor::{ArrayRef, Memory, TensorMut, TensorRef};
+use crate::tensor::{ArrayRef, Memory, TensorRef};
 
 /// The work that is combined with the absorption of queries.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,7 +34,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.enqueue_absorbed_attention(workspace, call)
     }
 
-    /// Enqueues the absorption of the queries. Attention needs it first.
+    /// Enqueues `q_lat = q_nope · W_UK`, one product per head. Attention needs it first.
     pub(crate) fn enqueue_absorbed_queries(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -43,18 +42,49 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         absorbing: Absorbing,
     ) -> Result<()> {
         let step = &workspace.step;
-        let tokens = step.absorbed_tokens();
+        let tokens = step.absorbed_tokens;
         if tokens == 0 {
             return match absorbing {
                 Absorbing::Writing => self.enqueue_cache_write(workspace, call),
                 Absorbing::Alone | Absorbing::Ready => Ok(()),
             };
         }
-        let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
-        let queries = arena.take(&workspace.plan.range(RegionName::AbsorbedQueries));
-        let queries = self.tensor(queries, self.query_shape(tokens, call))?;
+        let names = [RegionName::AbsorbedQueries];
+        let [to] = regions::<P::Device, _>(&mut workspace.scratch, &workspace.plan, names);
+        let mut to = self.tensor(to, self.query_shape(tokens, call))?;
         let arrays = P::Device::bytes(&workspace.arrays);
-        self.enqueue_queries(step, arrays, call, queries, absorbing)
+        let query = call.query.shorten().narrow(0, 0..tokens)?;
+        let rotated = call.rotary.is_some();
+        let concatenated = self.decode.spec().query_format == QueryFormat::Concatenated;
+        let weights = call.weights.queries.shorten();
+        match absorbing {
+            Absorbing::Writing => {
+                let rows = call.rows(step.slots(arrays)?, step.positions(arrays)?);
+                let (query, to) = (query.shorten(), to.reborrow());
+                self.device
+                    .write_cache_and_absorb(rows, query, weights, to)?;
+            }
+            Absorbing::Alone => {
+                let (from, weights, to) = absorption(&query, &weights, &mut to)?;
+                self.device.gemm(from, weights, to)?;
+            }
+            Absorbing::Ready => {
+                let (from, weights, to) = absorption(&query, &weights, &mut to)?;
+                // SAFETY: the selection of the layer's lists was enqueued last, and begins when
+                // all before it is done. It reads logits and the step's arrays, and writes
+                // lists. None of these is the call's query or the absorbed queries, which have
+                // their own regions of the workspace.
+                unsafe { self.device.gemm_ready(from, weights, to)? };
+            }
+        }
+        // A cache write with rotation has already put the rotary parts there.
+        if concatenated && !rotated {
+            let [_, latent, nope, ..] = self.config.problem.extents();
+            let (own, width) = (query.shape()[2], to.shape()[2]);
+            let beside = to.narrow(2, latent..width)?;
+            self.device.copy(query.narrow(2, nope..own)?, beside)?;
+        }
+        Ok(())
     }
 
     /// Enqueues attention of the absorbed queries to the cache, and then the product with W_UV. The
@@ -66,16 +96,14 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         call: &mut LayerCall<'_, P::Device>,
     ) -> Result<()> {
         let step = &workspace.step;
-        let tokens = step.absorbed_tokens();
+        let tokens = step.absorbed_tokens;
         if tokens == 0 {
             return Ok(());
         }
-        let dims = self.config.problem.dims;
-        let [heads, latent] = [self.config.problem.heads, dims.latent].map(|n| n as usize);
-        let plan = &workspace.plan;
-        let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
-        let queries = arena.take(&plan.range(RegionName::AbsorbedQueries));
-        let outputs = arena.take(&plan.range(RegionName::AbsorbedOutputs));
+        let [heads, latent, ..] = self.config.problem.extents();
+        let names = [RegionName::AbsorbedQueries, RegionName::AbsorbedOutputs];
+        let [queries, outputs] =
+            regions::<P::Device, _>(&mut workspace.scratch, &workspace.plan, names);
         let queries = self.tensor(queries, self.query_shape(tokens, call))?;
         let mut attended = self.tensor(outputs, [tokens, heads, latent])?;
 
@@ -136,64 +164,15 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             .scale_outputs(out, None, Some(gate.narrow(0, 0..tokens)?))
     }
 
+    /// Returns the shape of the absorbed queries. A cache write with rotation puts the rotary part
+    /// after the latent part, whatever format the backend needs.
     fn query_shape(&self, tokens: usize, call: &LayerCall<'_, P::Device>) -> [usize; 3] {
-        let heads = self.config.problem.heads as usize;
-        [tokens, heads, self.query_width(call)]
-    }
-
-    /// Returns the width of a row of absorbed queries. A cache write with rotation puts the rotary
-    /// part after the latent part, whatever format the backend needs.
-    fn query_width(&self, call: &LayerCall<'_, P::Device>) -> usize {
-        let dims = self.config.problem.dims;
+        let [heads, latent, _, rope, ..] = self.config.problem.extents();
         let width = match self.decode.spec().query_format {
-            QueryFormat::Split if call.rotary.is_none() => dims.latent,
-            _ => dims.row(),
+            QueryFormat::Split if call.rotary.is_none() => latent,
+            _ => latent + rope,
         };
-        width as usize
-    }
-
-    /// Computes `q_lat = q_nope · W_UK`, one product per head, into `to` `[T, H, width]`.
-    fn enqueue_queries(
-        &self,
-        step: &StagedStep,
-        arrays: <P::Device as Memory>::Bytes<'_>,
-        call: &mut LayerCall<'_, P::Device>,
-        mut to: TensorMut<'_, P::Device>,
-        absorbing: Absorbing,
-    ) -> Result<()> {
-        let query = call.query.shorten().narrow(0, 0..to.shape()[0])?;
-        let rotated = call.rotary.is_some();
-        let concatenated = self.decode.spec().query_format == QueryFormat::Concatenated;
-        let weights = call.weights.queries.shorten();
-        match absorbing {
-            Absorbing::Writing => {
-                let arrays = P::Device::shorten(arrays);
-                let rows = call.rows(step.slots(arrays)?, step.positions(arrays)?);
-                let (query, to) = (query.shorten(), to.reborrow());
-                self.device
-                    .write_cache_and_absorb(rows, query, weights, to)?;
-            }
-            Absorbing::Alone => {
-                let (from, weights, to) = absorption(&query, &weights, &mut to)?;
-                self.device.gemm(from, weights, to)?;
-            }
-            Absorbing::Ready => {
-                let (from, weights, to) = absorption(&query, &weights, &mut to)?;
-                // SAFETY: the selection of the layer's lists was enqueued last, and begins when
-                // all before it is done. It reads logits and the step's arrays, and writes
-                // lists. None of these is the call's query or the absorbed queries, which have
-                // their own regions of the workspace.
-                unsafe { self.device.gemm_ready(from, weights, to)? };
-            }
-        }
-        // A cache write with rotation has already put the rotary parts there.
-        if concatenated && !rotated {
-            let [nope, latent] = self.widths();
-            let (own, width) = (query.shape()[2], to.shape()[2]);
-            let beside = to.narrow(2, latent..width)?;
-            self.device.copy(query.narrow(2, nope..own)?, beside)?;
-        }
-        Ok(())
+        [tokens, heads, width]
     }
 
     /// The queries in the backend's format, from the call's `own` `[T, H, P+R]` and the `absorbed`
@@ -207,7 +186,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         if self.decode.spec().query_format == QueryFormat::Concatenated {
             return Ok(Query::Concatenated(absorbed));
         }
-        let [nope, latent] = self.widths();
+        let [_, latent, nope, ..] = self.config.problem.extents();
         let (row, width) = (own.shape()[2], absorbed.shape()[2]);
         Ok(Query::Split {
             rope: match rotated {
@@ -216,11 +195,5 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             },
             latent: absorbed.narrow(2, 0..latent)?,
         })
-    }
-
-    /// The widths P and L.
-    fn widths(&self) -> [usize; 2] {
-        let dims = self.config.problem.dims;
-        [dims.head.nope, dims.latent].map(|n| n as usize)
     }
 }

@@ -1,40 +1,24 @@
-//! Regions of one buffer, taken in the order of their offsets.
-
-use std::ops::Range;
+//! Regions of one buffer.
 
 use crate::device::Device;
+use crate::plan::memory::{MemoryPlan, RegionName};
 
-/// The rest of a buffer.
-pub(crate) struct Arena<'a, D: Device> {
-    rest: Option<D::BytesMut<'a>>,
-    /// The start of `rest` in the buffer.
-    at: usize,
-}
-
-impl<'a, D: Device> Arena<'a, D> {
-    pub(crate) fn new(bytes: D::BytesMut<'a>) -> Self {
-        Self {
-            rest: Some(bytes),
-            at: 0,
-        }
-    }
-
-    /// Takes the bytes of a region. Regions are taken in ascending order; empty ones can be taken
-    /// at any time. A region out of order or outside the buffer panics, as slicing does.
-    pub(crate) fn take(&mut self, region: &Range<usize>) -> D::BytesMut<'a> {
-        let rest = self
-            .rest
-            .take()
-            .expect("put back by every call that took it");
-        let start = if region.is_empty() {
-            self.at
-        } else {
-            region.start
-        };
-        let (_, rest) = D::split_mut(rest, start - self.at);
-        let (taken, rest) = D::split_mut(rest, region.len());
-        self.at = start + region.len();
-        self.rest = Some(rest);
+/// The bytes of regions of a plan. The regions are in ascending order; empty ones can be anywhere.
+/// A region out of order or outside the buffer panics, as slicing does.
+pub(crate) fn regions<'a, D: Device, const N: usize>(
+    buffer: &'a mut D::Buffer,
+    plan: &MemoryPlan,
+    names: [RegionName; N],
+) -> [D::BytesMut<'a>; N] {
+    let (mut rest, mut at) = (Some(D::bytes_mut(buffer)), 0);
+    names.map(|name| {
+        let region = plan.range(name);
+        let start = if region.is_empty() { at } else { region.start };
+        let left = rest.take().expect("put back after every region");
+        let (_, left) = D::split_mut(left, start - at);
+        let (taken, left) = D::split_mut(left, region.len());
+        at = start + region.len();
+        rest = Some(left);
         taken
-    }
+    })
 }

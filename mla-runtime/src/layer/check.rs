@@ -69,7 +69,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             return Err(Error::argument("gate", "present", accepted));
         }
         let problem = &self.config.problem;
-        let [heads, v] = [problem.heads, problem.dims.head.v].map(|extent| extent as usize);
+        let [heads, _, _, _, v] = problem.extents();
         let width = if gate.shape[2] == 1 { 1 } else { v };
         gate.require("gate", problem.dtype, [tokens, heads, width])?;
         self.device.check_tensor("gate", gate)
@@ -102,7 +102,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     ) -> Result<()> {
         let step = &workspace.step;
         // Tokens on the expanded path attend to all that they see.
-        let tokens = [step.absorbed_tokens(), step.tokens()];
+        let tokens = [step.absorbed_tokens, step.tokens];
         if let Some(lists) = lists {
             self.check_lists_memory(lists)?;
         }
@@ -135,13 +135,13 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let step = &workspace.step;
         step.check_prepared()?;
         self.check_memory(call)?;
-        self.check_shapes(step.tokens(), call)?;
+        self.check_shapes(step.tokens, call)?;
         let cache = call.cache.layout();
         check_cache(cache, &self.config.problem, self.decode.spec())?;
-        if step.pages_end() > cache.pages {
+        if step.pages_end > cache.pages {
             return Err(Error::argument(
                 "block_tables",
-                format!("page {}", step.pages_end() - 1),
+                format!("page {}", step.pages_end - 1),
                 format!("below the cache's {} pages", cache.pages),
             ));
         }
@@ -161,7 +161,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
         self.check_places(step, call)?;
         self.check_sinks(workspace, call.sinks.as_ref())?;
-        self.check_gate(step.tokens(), call.gate.as_ref())
+        self.check_gate(step.tokens, call.gate.as_ref())
     }
 
     /// Refuses tensors in memory that the device's work must not access. Lists are checked when
@@ -212,17 +212,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         call: &LayerCall<'_, P::Device>,
     ) -> Result<()> {
         let problem = &self.config.problem;
-        let dims = problem.dims;
-        let [heads, latent, rope, qk, v] = [
-            problem.heads,
-            dims.latent,
-            dims.head.rope,
-            dims.head.qk(),
-            dims.head.v,
-        ]
-        .map(|extent| extent as usize);
+        let [heads, latent, nope, rope, v] = problem.extents();
         for (field, layout, shape) in [
-            ("query", call.query.layout(), [tokens, heads, qk]),
+            ("query", call.query.layout(), [tokens, heads, nope + rope]),
             ("latent", call.latent.layout(), [tokens, 1, latent]),
             ("rope", call.rope.layout(), [tokens, 1, rope]),
             ("out", call.out.layout(), [tokens, heads, v]),
@@ -241,13 +233,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// number of columns.
     fn check_weights(&self, weights: &Weights<'_, P::Device>) -> Result<()> {
         let problem = &self.config.problem;
-        let [heads, latent, nope, v] = [
-            problem.heads,
-            problem.dims.latent,
-            problem.dims.head.nope,
-            problem.dims.head.v,
-        ]
-        .map(|extent| extent as usize);
+        let [heads, latent, nope, _, v] = problem.extents();
         let columns = heads * (nope + v);
         let kv = weights.kv.layout();
         kv.require("W_kv_b", problem.dtype, [1, latent, columns])?;
@@ -267,10 +253,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// Refuses tensors whose layout a backend or a product of the step does not support.
     fn check_places(&self, step: &StagedStep, call: &LayerCall<'_, P::Device>) -> Result<()> {
         let (prefill, decode) = (self.prefill.spec(), self.decode.spec());
-        let head = self.config.problem.dims.head;
-        let [nope, qk] = [head.nope, head.qk()].map(|extent| extent as usize);
-        let first = step.absorbed_tokens();
-        let (absorbed, expanded) = (0..first, first..step.tokens());
+        let [_, _, nope, rope, ..] = self.config.problem.extents();
+        let first = step.absorbed_tokens;
+        let (absorbed, expanded) = (0..first, first..step.tokens);
         let operand =
             |field, tensor: TensorRef<'_, P::Device>| self.device.check_operand(field, tensor);
         let (query, out) = (call.query.shorten(), call.out.as_ref());
@@ -284,7 +269,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             // If there is a rotation or another query format, the backend reads rotary parts that
             // the device writes.
             if decode.query_format == QueryFormat::Split && call.rotary.is_none() {
-                let rope = query.narrow(2, nope..qk)?;
+                let rope = query.narrow(2, nope..nope + rope)?;
                 rope.require_aligned("query", decode.alignment as usize)?;
             }
         }

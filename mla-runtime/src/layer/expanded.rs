@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::arena::Arena;
+use super::arena::regions;
 use super::staged::StagedStep;
 use super::{LayerCall, MlaLayer, Weights, Workspace};
 use crate::Result;
 use crate::backend::{DecodeStage, Keys, Output, PrefillCall, PrefillStage};
 use crate::device::{Device, GatherRows};
-use crate::plan::memory::{MemoryPlan, RegionName};
+use crate::plan::memory::RegionName;
 use crate::spec::KeyLayout;
 use crate::tensor::{ArrayRef, CacheRef, Layout, LseLayout, LseMut, Memory, TensorMut, TensorRef};
 
@@ -64,7 +64,7 @@ struct Prepared<'a, P: PrefillStage> {
 impl<'a, P: PrefillStage> Prepared<'a, P> {
     /// The scale factors of these tokens of the expanded path, if the problem has any.
     fn query_scales(&self, tokens: Range<usize>) -> Result<Option<ArrayRef<'a, P::Device, f32>>> {
-        let first = self.step.absorbed_tokens();
+        let first = self.step.absorbed_tokens;
         let tokens = first + tokens.start..first + tokens.end;
         self.step
             .query_scales(P::Device::bytes(self.arrays), tokens)
@@ -82,16 +82,44 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         if tokens == 0 {
             return Ok(());
         }
-        let heads = self.config.problem.heads as usize;
-        let scratch = P::Device::bytes_mut(&mut workspace.scratch);
-        let (mut buffers, own_lse) = self.buffers(&workspace.plan, scratch);
+        let [heads, ..] = self.config.problem.extents();
+        let names = [
+            RegionName::ContextLatent,
+            RegionName::ContextRope,
+            RegionName::ExpandedKv,
+            RegionName::ExpandedKeys,
+            RegionName::ExpandedValues,
+            RegionName::PartialOutputs,
+            RegionName::PartialLse,
+            RegionName::ExpandedLse,
+        ];
+        let [
+            latent,
+            rope,
+            together,
+            keys,
+            values,
+            partial,
+            partial_lse,
+            own_lse,
+        ] = regions::<P::Device, _>(&mut workspace.scratch, &workspace.plan, names);
+        let mut buffers = Buffers {
+            latent,
+            rope,
+            expansion: match self.packed_keys() {
+                true => ExpansionBuffers::Apart { keys, values },
+                false => ExpansionBuffers::Together(together),
+            },
+            partial,
+            partial_lse,
+        };
         let mut prepared = Prepared::<P> {
             step,
             arrays: &workspace.arrays,
             state: &mut workspace.prefill_state,
             metadata: &workspace.prefill_metadata,
         };
-        let first = step.absorbed_tokens();
+        let first = step.absorbed_tokens;
         let all = first..first + tokens;
         let lse = match &mut call.lse {
             Some(lse) => Some(lse.reborrow().tokens(all.clone())?),
@@ -121,32 +149,6 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             (None, None) => Ok(()),
             (_, gate) => self.device.scale_outputs(tokens.out, sinks, gate),
         }
-    }
-
-    /// Returns the buffers. One is for a log-sum-exp that the caller does not need.
-    fn buffers<'a>(
-        &self,
-        plan: &MemoryPlan,
-        scratch: <P::Device as Memory>::BytesMut<'a>,
-    ) -> (Buffers<'a, P::Device>, <P::Device as Memory>::BytesMut<'a>) {
-        let mut arena = Arena::<P::Device>::new(scratch);
-        let mut take = |name| arena.take(&plan.range(name));
-        let latent = take(RegionName::ContextLatent);
-        let rope = take(RegionName::ContextRope);
-        let together = take(RegionName::ExpandedKv);
-        let keys = take(RegionName::ExpandedKeys);
-        let values = take(RegionName::ExpandedValues);
-        let buffers = Buffers {
-            latent,
-            rope,
-            expansion: match self.packed_keys() {
-                true => ExpansionBuffers::Apart { keys, values },
-                false => ExpansionBuffers::Together(together),
-            },
-            partial: take(RegionName::PartialOutputs),
-            partial_lse: take(RegionName::PartialLse),
-        };
-        (buffers, take(RegionName::ExpandedLse))
     }
 
     /// Attends new tokens to each other, or also to their context. In the latter case all keys come
@@ -279,9 +281,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         rope: <P::Device as Memory>::BytesMut<'a>,
         expansion: &mut ExpansionBuffers<'_, P::Device>,
     ) -> Result<TensorMut<'a, P::Device>> {
-        let dims = self.config.problem.dims;
-        let mut latent = self.tensor(latent, [rows.rows, 1, dims.latent as usize])?;
-        let mut rope = self.tensor(rope, [rows.rows, 1, dims.head.rope as usize])?;
+        let [_, latent_width, _, rope_width, _] = self.config.problem.extents();
+        let mut latent = self.tensor(latent, [rows.rows, 1, latent_width])?;
+        let mut rope = self.tensor(rope, [rows.rows, 1, rope_width])?;
         if let ExpansionBuffers::Together(bytes) = expansion {
             let to = self.product(P::Device::reborrow(bytes), rows.rows)?;
             let (weights, gathered) = (tokens.weights.kv, (latent, rope.reborrow()));
@@ -301,9 +303,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         bytes: <P::Device as Memory>::BytesMut<'a>,
         rows: usize,
     ) -> Result<TensorMut<'a, P::Device>> {
-        let problem = &self.config.problem;
-        let [heads, width] = [problem.heads, problem.dims.head.kv_b()].map(|n| n as usize);
-        self.tensor(bytes, [1, rows, heads * width])
+        let [heads, _, nope, _, v] = self.config.problem.extents();
+        self.tensor(bytes, [1, rows, heads * (nope + v)])
     }
 
     /// Writes `[k_nope | v] = c · W_kv_b` from `latent` `[N, 1, L]` and `rope` `[N, 1, R]`, in the
@@ -316,8 +317,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         expansion: &mut ExpansionBuffers<'_, P::Device>,
     ) -> Result<()> {
         let problem = &self.config.problem;
-        let head = problem.dims.head;
-        let [heads, nope, v] = [problem.heads, head.nope, head.v].map(|n| n as usize);
+        let [heads, _, nope, _, v] = problem.extents();
         // From here on, latents are [1, N, L].
         let latent = latent.transpose(0, 1);
         let rows = latent.shape()[1];
@@ -352,8 +352,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     ) -> Result<Expansion<'a, P::Device>> {
         let rows = rope.shape()[0];
         let problem = &self.config.problem;
-        let head = problem.dims.head;
-        let [heads, nope, v] = [problem.heads, head.nope, head.v].map(|n| n as usize);
+        let [heads, _, nope, _, v] = problem.extents();
         let tensor = |bytes, width| {
             let layout = Layout::contiguous(problem.dtype, [rows, heads, width]);
             TensorRef::<P::Device>::new(P::Device::freeze(bytes), layout)
@@ -376,11 +375,10 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
 
     /// The width of a head's key in the backend's layout.
     fn keys_width(&self) -> usize {
-        let head = self.config.problem.dims.head;
-        let width = match self.prefill.spec().key_layout {
-            KeyLayout::Packed => head.qk(),
-            KeyLayout::Split => head.nope,
-        };
-        width as usize
+        let [_, _, nope, rope, ..] = self.config.problem.extents();
+        match self.prefill.spec().key_layout {
+            KeyLayout::Packed => nope + rope,
+            KeyLayout::Split => nope,
+        }
     }
 }

@@ -123,10 +123,11 @@ pub use owned_weights::OwnedWeights;
 pub use selected::{SelectedLayer, SelectedWorkspace};
 pub use step_plan::{StepPlan, StepRequest};
 pub use weights::{Weights, check_adapter};
+pub(crate) use workspace::PreparedStep;
 pub use workspace::Workspace;
 
 pub(crate) use self::absorbed::Absorbing;
-pub(crate) use self::arena::Arena;
+pub(crate) use self::arena::regions;
 use crate::backend::{
     DecodeBackend, DecodeStage, LayerConfig, PrefillBackend, PrefillStage, SelectedDecode,
     SelectedPrefill, StepLimits,
@@ -447,7 +448,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         call: &mut LayerCall<'_, P::Device>,
     ) -> Result<()> {
         let step = &workspace.step;
-        let tokens = step.tokens();
+        let tokens = step.tokens;
         if tokens == 0 {
             return Ok(());
         }
@@ -469,7 +470,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         ) -> Result<()>,
     ) -> Result<()> {
         let step = &workspace.step;
-        let tokens = step.tokens();
+        let tokens = step.tokens;
         let (query, weights) = (call.query.shorten(), call.weights.queries.shorten());
         let arrays = P::Device::bytes(&workspace.arrays);
         let positions = step.positions(arrays)?;
@@ -477,15 +478,17 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         if rows.rotary.is_none() {
             return write(rows, None, positions);
         }
-        let problem = &self.config.problem;
-        let [heads, latent, rope] =
-            [problem.heads, problem.dims.latent, problem.dims.head.rope].map(|n| n as usize);
-        // The rotated queries are stored next to those that the absorbed path will compute.
-        let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
-        let to = arena.take(&workspace.plan.range(RegionName::AbsorbedQueries));
+        let [heads, latent, _, rope, ..] = self.config.problem.extents();
+        let names = [RegionName::AbsorbedQueries];
+        let [to] = regions::<P::Device, _>(&mut workspace.scratch, &workspace.plan, names);
         let mut to = self.tensor(to, [tokens, heads, latent + rope])?;
         let rotation = rows.query_rotation(&query, &weights, &mut to)?;
         write(rows, rotation, positions)
+    }
+
+    /// The names of the prefill and the decode backend.
+    fn backends(&self) -> [&'static str; 2] {
+        [self.prefill.spec().name, self.decode.spec().name]
     }
 
     fn packed_keys(&self) -> bool {
@@ -520,7 +523,7 @@ fn check_backend<D: Device>(spec: &BackendSpec, device: &D, config: &LayerConfig
 }
 
 /// Converts a planned size to the size of an allocation.
-fn device_plan(bytes: u64) -> Result<usize> {
+pub(crate) fn device_plan(bytes: u64) -> Result<usize> {
     usize::try_from(bytes)
         .map_err(|_| Error::argument("limits", format!("{bytes} bytes"), "what memory can hold"))
 }

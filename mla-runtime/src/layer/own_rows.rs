@@ -2,31 +2,14 @@
 
 use std::ops::Range;
 
-use super::packed::PackedTensors;
+use super::packed::{Packed, PackedTensors};
 use super::rotation::Unrotated;
 use super::{LayerCall, MlaLayer, Workspace};
 use crate::backend::{DecodeStage, PrefillStage, SlotLists};
 use crate::device::Device;
 use crate::model::DType;
-use crate::tensor::{Layout, LseLayout, LseMut, LseRef, Memory, Rotary, TensorMut, TensorRef};
+use crate::tensor::{ArrayRef, Layout, LseLayout, LseRef, Memory, Rotary, TensorMut, TensorRef};
 use crate::{Error, Result};
-
-/// A call's tensors with rows in the engine's own order.
-struct OwnTensors<'a, D: Device> {
-    query: TensorRef<'a, D>,
-    latent: TensorRef<'a, D>,
-    rope: TensorRef<'a, D>,
-    out: TensorMut<'a, D>,
-    lse: Option<LseMut<'a, D>>,
-}
-
-/// The two passes over a call. The first makes all checks, so that nothing is enqueued if a check
-/// fails.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Pass {
-    Check,
-    Enqueue,
-}
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// Copies the rows of the prepared step's tokens into `[tokens, …]`, in the order of the step.
@@ -50,7 +33,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let (dtype, rows) = (from.dtype(), step.call_rows());
         from.layout().require("from", dtype, [rows, heads, width])?;
         to.layout()
-            .require("to", dtype, [step.tokens(), heads, width])?;
+            .require("to", dtype, [step.tokens, heads, width])?;
         match step.rows_in_order() {
             Some(rows) => self.device.copy(from.narrow(0, rows)?, to),
             None => {
@@ -73,13 +56,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             self.check(workspace, &call)?;
             return self.enqueue(workspace, &mut call);
         }
-        self.forward_packed(workspace, call, |workspace, mut call, pass| {
-            let mut call = call.reading(TensorMut::as_ref);
-            match pass {
-                Pass::Check => self.check(workspace, &call),
-                Pass::Enqueue => self.enqueue(workspace, &mut call),
-            }
-        })
+        self.forward_packed(workspace, call, false)
     }
 
     /// Runs [`forward_unrotated`](Self::forward_unrotated) for such a step.
@@ -94,90 +71,63 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             self.check_unrotated(workspace, &mut call)?;
             return self.enqueue_unrotated(workspace, call);
         }
-        let call = call.reading(TensorMut::as_ref);
-        self.forward_packed(workspace, call, |workspace, mut call, pass| match pass {
-            Pass::Check => self.check_unrotated(workspace, &mut call),
-            Pass::Enqueue => self.enqueue_unrotated(workspace, call),
-        })
+        self.forward_packed(workspace, call.reading(TensorMut::as_ref), true)
     }
 
-    /// Runs each pass on the call with its rows in the order of the step.
-    fn forward_packed<F>(
+    /// Runs a call on copies of its rows in the order of the step, and copies the results back.
+    fn forward_packed(
         &self,
         workspace: &mut Workspace<P, D>,
         call: LayerCall<'_, P::Device>,
-        mut run: F,
-    ) -> Result<()>
-    where
-        F: FnMut(&mut Workspace<P, D>, Unrotated<'_, P::Device>, Pass) -> Result<()>,
-    {
-        let own = OwnTensors {
-            query: call.query,
-            latent: call.latent,
-            rope: call.rope,
-            out: call.out,
-            lse: call.lse,
-        };
-        let wants_lse = own.lse.is_some();
-        let (weights, sinks, rotary) = (call.weights, call.sinks, call.rotary);
-        let (lists, gate, mut cache) = (call.slot_lists, call.gate, call.cache);
-        self.with_packed(workspace, own, |workspace, packed, pass| {
-            let call = LayerCall::of(
-                weights.shorten(),
-                packed.query.reborrow(),
-                packed.latent.as_ref(),
-                packed.rope.reborrow(),
-                cache.reborrow(),
-                packed.out.reborrow(),
-            )
-            .with_lse(wants_lse.then(|| packed.lse.reborrow()))
-            .with_slot_lists(lists.as_ref().map(SlotLists::shorten))
-            .with_sinks(sinks.as_ref().map(|sinks| sinks.shorten()))
-            .with_gate(gate.as_ref().map(TensorRef::shorten))
-            .with_rotary(rotary.as_ref().map(Rotary::shorten));
-            run(workspace, call, pass)
-        })
-    }
-
-    /// Copies rows into the order of the step, calls `run` with them, and copies the results back.
-    fn with_packed<F>(
-        &self,
-        workspace: &mut Workspace<P, D>,
-        own: OwnTensors<'_, P::Device>,
-        mut run: F,
-    ) -> Result<()>
-    where
-        F: FnMut(&mut Workspace<P, D>, &mut PackedTensors<'_, P::Device>, Pass) -> Result<()>,
-    {
+        unrotated: bool,
+    ) -> Result<()> {
         let Some(mut packed) = workspace.packed.take() else {
             let accepted = "one whose last call did not end in a panic";
-            return Err(Error::argument(
-                "workspace",
-                "one without memory for rows",
-                accepted,
-            ));
+            let given = "one without memory for rows";
+            return Err(Error::argument("workspace", given, accepted));
         };
-        let done = (|| {
-            let tokens = workspace.step.tokens();
-            let mut packed = packed.tensors(&workspace.plan, &self.config.problem, tokens)?;
-            run(workspace, &mut packed, Pass::Check)?;
-            self.device
-                .profile_range(c"mla: bring rows into order", || {
-                    self.gather_rows(workspace, &own, &mut packed)
-                })?;
-            run(workspace, &mut packed, Pass::Enqueue)?;
-            self.device.profile_range(c"mla: bring results back", || {
-                self.scatter_results(workspace, own, &packed)
-            })
-        })();
+        let done = self.forward_in(workspace, &mut packed, call, unrotated);
         workspace.packed = Some(packed);
         done
+    }
+
+    fn forward_in(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        packed: &mut Packed<P::Device>,
+        mut own: LayerCall<'_, P::Device>,
+        unrotated: bool,
+    ) -> Result<()> {
+        let tokens = workspace.step.tokens;
+        let mut packed = packed.tensors(&workspace.plan, &self.config.problem, tokens)?;
+        // All checks come first, so that nothing is enqueued if one fails.
+        {
+            let mut call = packed.call(&mut own);
+            match unrotated {
+                true => self.check_unrotated(workspace, &mut call)?,
+                false => self.check(workspace, &call.reading(TensorMut::as_ref))?,
+            }
+        }
+        self.device
+            .profile_range(c"mla: bring rows into order", || {
+                self.gather_rows(workspace, &own, &mut packed)
+            })?;
+        {
+            let mut call = packed.call(&mut own);
+            match unrotated {
+                true => self.enqueue_unrotated(workspace, call)?,
+                false => self.enqueue(workspace, &mut call.reading(TensorMut::as_ref))?,
+            }
+        }
+        self.device.profile_range(c"mla: bring results back", || {
+            self.scatter_results(workspace, own, &packed)
+        })
     }
 
     fn gather_rows(
         &self,
         workspace: &Workspace<P, D>,
-        own: &OwnTensors<'_, P::Device>,
+        own: &LayerCall<'_, P::Device>,
         packed: &mut PackedTensors<'_, P::Device>,
     ) -> Result<()> {
         let arrays = P::Device::bytes(&workspace.arrays);
@@ -196,7 +146,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     fn scatter_results(
         &self,
         workspace: &Workspace<P, D>,
-        own: OwnTensors<'_, P::Device>,
+        own: LayerCall<'_, P::Device>,
         packed: &PackedTensors<'_, P::Device>,
     ) -> Result<()> {
         let arrays = P::Device::bytes(&workspace.arrays);
@@ -231,6 +181,25 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             return Err(Error::argument("rotary.positions", given, accepted));
         }
         Ok(())
+    }
+}
+
+impl<D: Device> PackedTensors<'_, D> {
+    /// The engine's `own` call on these tensors.
+    fn call<'a>(&'a mut self, own: &'a mut LayerCall<'_, D>) -> Unrotated<'a, D> {
+        LayerCall {
+            weights: own.weights.shorten(),
+            query: self.query.reborrow(),
+            latent: self.latent.as_ref(),
+            rope: self.rope.reborrow(),
+            cache: own.cache.reborrow(),
+            out: self.out.reborrow(),
+            lse: own.lse.as_ref().map(|_| self.lse.reborrow()),
+            slot_lists: own.slot_lists.as_ref().map(SlotLists::shorten),
+            sinks: own.sinks.as_ref().map(ArrayRef::shorten),
+            gate: own.gate.as_ref().map(TensorRef::shorten),
+            rotary: own.rotary.as_ref().map(Rotary::shorten),
+        }
     }
 }
 

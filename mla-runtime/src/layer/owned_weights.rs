@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Weights;
-use super::weights::{Extents, head_range};
+use super::weights::{head_range, outputs_of, widths};
 use crate::backend::LayerConfig;
 use crate::device::{Device, Fp8Blocks};
 use crate::model::{DType, Element};
@@ -52,9 +52,7 @@ impl<D: Device> OwnedWeights<D> {
         heads: Range<usize>,
         config: &LayerConfig,
     ) -> Result<Self> {
-        let Extents {
-            latent, nope, v, ..
-        } = Extents::of(config);
+        let [_, latent, nope, _, v] = config.problem.extents();
         let [all, ..] = k_b.shape();
         head_range(&heads, all, config)?;
         let dtype = config.problem.dtype;
@@ -104,12 +102,7 @@ impl<D: Device> OwnedWeights<D> {
         heads: Range<usize>,
         config: &LayerConfig,
     ) -> Result<Self> {
-        let extents = Extents::of(config);
-        let [rows, columns] = weight.shape();
-        let all = extents.whole_heads("weight", rows, columns)?;
-        head_range(&heads, all, config)?;
-        let width = extents.width();
-        let weight = weight.rows(heads.start * width..heads.end * width)?;
+        let weight = weight.rows(outputs_of("weight", &heads, weight.shape(), config)?)?;
         Self::from_device(device, config, |to| device.dequantize_blocks(weight, to))
     }
 
@@ -151,9 +144,8 @@ impl<D: Device> OwnedWeights<D> {
         config: &LayerConfig,
         mut dequantize: impl FnMut(usize, &mut [f32]) -> std::result::Result<(), E>,
     ) -> std::result::Result<Self, E> {
-        let extents = Extents::of(config);
         head_range(&heads, usize::MAX, config)?;
-        let (width, latent) = (extents.width(), extents.latent);
+        let [latent, width, _] = widths(config);
         let dtype = config.problem.dtype;
         Self::from_device(device, config, |to| {
             let mut row = with_room(latent)?;
@@ -211,6 +203,6 @@ fn round<T: Element>(row: &[f32], to: &mut [u8]) {
 
 /// The layout `[1, H·(P+V), L]`, as checkpoints have it.
 fn layout(config: &LayerConfig) -> Layout {
-    let extents = Extents::of(config);
-    Layout::contiguous(config.problem.dtype, [1, extents.columns(), extents.latent])
+    let [latent, _, columns] = widths(config);
+    Layout::contiguous(config.problem.dtype, [1, columns, latent])
 }

@@ -1,6 +1,6 @@
 //! Memory for a call's tensors in the order of the step.
 
-use super::arena::Arena;
+use super::arena::regions;
 use super::device_plan;
 use crate::Result;
 use crate::device::Device;
@@ -32,29 +32,24 @@ impl<D: Device> Packed<D> {
         problem: &Problem,
         tokens: usize,
     ) -> Result<PackedTensors<'_, D>> {
-        let head = problem.dims.head;
-        let [heads, latent, rope, qk, v] = [
-            problem.heads,
-            problem.dims.latent,
-            head.rope,
-            head.qk(),
-            head.v,
-        ]
-        .map(|extent| extent as usize);
-        let mut arena = Arena::<D>::new(D::bytes_mut(&mut self.0));
-        let mut tensor = |name, shape: [usize; 3]| {
-            let bytes = arena.take(&plan.range(name));
-            TensorMut::new(bytes, Layout::contiguous(problem.dtype, shape))
+        let [heads, latent, nope, rope, v] = problem.extents();
+        let names = [
+            RegionName::PackedQuery,
+            RegionName::PackedLatent,
+            RegionName::PackedRope,
+            RegionName::PackedOutputs,
+            RegionName::PackedLse,
+        ];
+        let [query, latents, keys, out, lse] = regions::<D, _>(&mut self.0, plan, names);
+        let tensor = |bytes, shape: [usize; 3]| {
+            TensorMut::<D>::new(bytes, Layout::contiguous(problem.dtype, shape))
         };
         Ok(PackedTensors {
-            query: tensor(RegionName::PackedQuery, [tokens, heads, qk])?,
-            latent: tensor(RegionName::PackedLatent, [tokens, 1, latent])?,
-            rope: tensor(RegionName::PackedRope, [tokens, 1, rope])?,
-            out: tensor(RegionName::PackedOutputs, [tokens, heads, v])?,
-            lse: LseMut::new(
-                arena.take(&plan.range(RegionName::PackedLse)),
-                LseLayout::heads_first(heads, tokens),
-            )?,
+            query: tensor(query, [tokens, heads, nope + rope])?,
+            latent: tensor(latents, [tokens, 1, latent])?,
+            rope: tensor(keys, [tokens, 1, rope])?,
+            out: tensor(out, [tokens, heads, v])?,
+            lse: LseMut::new(lse, LseLayout::heads_first(heads, tokens))?,
         })
     }
 }

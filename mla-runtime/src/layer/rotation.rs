@@ -4,8 +4,8 @@ use super::staged::StagedStep;
 use super::{LayerCall, MlaLayer, Workspace};
 use crate::backend::{DecodeStage, PrefillStage};
 use crate::device::Device;
-use crate::tensor::{Memory, Rotary, TensorMut, check_positions};
-use crate::{Error, Result};
+use crate::tensor::{Memory, Rotary, TensorMut};
+use crate::{Error, Result, check_len};
 
 /// A call on queries and rotary keys that are not rotated yet.
 pub(super) type Unrotated<'a, D> = LayerCall<'a, D, TensorMut<'a, D>>;
@@ -89,15 +89,14 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         workspace: &Workspace<P, D>,
         call: &mut Unrotated<'_, P::Device>,
     ) -> Result<()> {
-        let head = self.config.problem.dims.head;
-        let (nope, qk) = (head.nope as usize, head.qk() as usize);
+        let [_, _, nope, rope, ..] = self.config.problem.extents();
         let positions = workspace
             .step
             .positions(P::Device::bytes(&workspace.arrays))?;
         let Some(rotary) = call.rotary.as_ref().map(|rotary| rotary.at(positions)) else {
             return Ok(());
         };
-        let query = call.query.reborrow().narrow(2, nope..qk)?;
+        let query = call.query.reborrow().narrow(2, nope..nope + rope)?;
         self.device.rotate(&rotary, query)?;
         self.device.rotate(&rotary, call.rope.reborrow())
     }
@@ -120,10 +119,10 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             ));
         }
         if let Some(own) = &rotary.positions {
-            return check_positions(own.len(), step.tokens());
+            return check_len("positions", own.len(), step.tokens, "one for each token");
         }
-        if step.longest() > positions {
-            let accepted = format!("at least {}, the step's longest request", step.longest());
+        if step.longest > positions {
+            let accepted = format!("at least {}, the step's longest request", step.longest);
             let given = format!("tables of {positions} positions");
             return Err(Error::argument("rotary", given, accepted));
         }

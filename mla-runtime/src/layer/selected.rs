@@ -3,8 +3,7 @@
 use super::{MlaLayer, Workspace};
 use crate::backend::{LayerConfig, SelectedDecode, SelectedPrefill};
 use crate::device::Device;
-use crate::select::{Selection, SelectionError};
-use crate::select::{decode_of, prefill_of};
+use crate::select::{Selection, SelectionError, selected};
 
 /// A layer of backends that a [`Selection`] chose. Each backend is behind one pointer.
 pub type SelectedLayer<D> = MlaLayer<SelectedPrefill<D>, SelectedDecode<D>>;
@@ -39,8 +38,8 @@ impl Selection {
         config: &LayerConfig,
     ) -> Result<SelectedLayer<D>, SelectionError> {
         let [prefill, decode] = &self.entries;
-        let prefill = prefill_of(prefill, device, config)?;
-        let decode = decode_of(decode, device, config)?;
+        let prefill = selected(prefill, device, config)?;
+        let decode = selected(decode, device, config)?;
         Ok(MlaLayer::new(device, config, prefill, decode)?)
     }
 }

@@ -42,8 +42,8 @@ impl<'a, D: Device> Weights<'a, D> {
     ///
     /// If the shape or the dtype is not that of the configuration's problem.
     pub fn from_checkpoint(kv_b: TensorRef<'a, D>, config: &LayerConfig) -> Result<Self> {
-        let extents = Extents::of(config);
-        let shape = [1, extents.columns(), extents.latent];
+        let [latent, _, columns] = widths(config);
+        let shape = [1, columns, latent];
         check_matrix(&kv_b, config, shape, "[1, H·(P+V), L]")?;
         Self::new(kv_b.transpose(1, 2), config)
     }
@@ -61,10 +61,8 @@ impl<'a, D: Device> Weights<'a, D> {
         heads: Range<usize>,
         config: &LayerConfig,
     ) -> Result<Self> {
-        let extents = Extents::of(config);
         let [_, rows, columns] = kv_b.shape();
-        let all = extents.whole_heads("W_kv_b", rows, columns)?;
-        let part = extents.columns_of(&heads, all, config)?;
+        let part = outputs_of("W_kv_b", &heads, [rows, columns], config)?;
         Self::from_checkpoint(named("W_kv_b", kv_b.narrow(1, part))?, config)
     }
 
@@ -75,8 +73,8 @@ impl<'a, D: Device> Weights<'a, D> {
     ///
     /// If the shape or the dtype is not that of the configuration's problem.
     pub fn from_transposed(kv_b: TensorRef<'a, D>, config: &LayerConfig) -> Result<Self> {
-        let extents = Extents::of(config);
-        let shape = [1, extents.latent, extents.columns()];
+        let [latent, _, columns] = widths(config);
+        let shape = [1, latent, columns];
         check_matrix(&kv_b, config, shape, "[1, L, H·(P+V)]")?;
         Self::new(kv_b, config)
     }
@@ -94,22 +92,14 @@ impl<'a, D: Device> Weights<'a, D> {
         heads: Range<usize>,
         config: &LayerConfig,
     ) -> Result<Self> {
-        let extents = Extents::of(config);
         let [_, rows, columns] = kv_b.shape();
-        let all = extents.whole_heads("W_kv_b", columns, rows)?;
-        let part = extents.columns_of(&heads, all, config)?;
+        let part = outputs_of("W_kv_b", &heads, [columns, rows], config)?;
         Self::from_transposed(named("W_kv_b", kv_b.narrow(2, part))?, config)
     }
 
     /// Views of a matrix `[1, L, H·(P+V)]` that has been checked.
     fn new(kv_b: TensorRef<'a, D>, config: &LayerConfig) -> Result<Self> {
-        let problem = &config.problem;
-        let heads = problem.heads as usize;
-        let latent = problem.dims.latent as usize;
-        let (nope, v) = (
-            problem.dims.head.nope as usize,
-            problem.dims.head.v as usize,
-        );
+        let [heads, latent, nope, _, v] = config.problem.extents();
         let width = nope + v;
         let [_, row, column] = kv_b.layout().strides;
         // The part of every head that begins at column `from`, with axes of the given extents and
@@ -117,7 +107,7 @@ impl<'a, D: Device> Weights<'a, D> {
         let part = |from: usize, shape: [usize; 2], strides: [usize; 2]| {
             let columns = named("W_kv_b", kv_b.narrow(2, from..kv_b.shape()[2]))?;
             columns.with_layout(Layout {
-                dtype: problem.dtype,
+                dtype: config.problem.dtype,
                 shape: [heads, shape[0], shape[1]],
                 strides: [width * column, strides[0], strides[1]],
             })
@@ -183,67 +173,30 @@ pub fn check_adapter<'a>(target_modules: impl IntoIterator<Item = &'a str>) -> R
     }
 }
 
-/// The widths that determine the shapes of a layer's weights.
-pub(super) struct Extents {
-    pub(super) heads: usize,
-    pub(super) latent: usize,
-    pub(super) nope: usize,
-    pub(super) v: usize,
+/// L, P+V and H·(P+V). The product may saturate, but no matrix has that number of columns.
+pub(super) fn widths(config: &LayerConfig) -> [usize; 3] {
+    let [heads, latent, nope, _, v] = config.problem.extents();
+    [latent, nope + v, heads.saturating_mul(nope + v)]
 }
 
-impl Extents {
-    pub(super) fn of(config: &LayerConfig) -> Self {
-        let problem = &config.problem;
-        let head = problem.dims.head;
-        let [heads, latent, nope, v] =
-            [problem.heads, problem.dims.latent, head.nope, head.v].map(|n| n as usize);
-        Self {
-            heads,
-            latent,
-            nope,
-            v,
-        }
-    }
-
-    /// P+V.
-    pub(super) fn width(&self) -> usize {
-        self.nope + self.v
-    }
-
-    /// H·(P+V). The product may saturate, but no matrix has that number of columns.
-    pub(super) fn columns(&self) -> usize {
-        self.heads.saturating_mul(self.width())
-    }
-
-    /// The number of heads in a matrix of `outputs` outputs and `inputs` inputs. The outputs must
-    /// be whole heads, and the inputs must be L.
-    pub(super) fn whole_heads(
-        &self,
-        field: &'static str,
-        outputs: usize,
-        inputs: usize,
-    ) -> Result<usize> {
-        let (width, latent) = (self.width(), self.latent);
-        if inputs == latent && width > 0 && outputs.is_multiple_of(width) {
-            return Ok(outputs / width);
-        }
-        Err(Error::argument(
+/// The outputs of these heads in a matrix of `outputs` outputs and `inputs` inputs. The outputs
+/// must be whole heads, and the inputs must be L.
+pub(super) fn outputs_of(
+    field: &'static str,
+    heads: &Range<usize>,
+    [outputs, inputs]: [usize; 2],
+    config: &LayerConfig,
+) -> Result<Range<usize>> {
+    let [latent, width, _] = widths(config);
+    if inputs != latent || width == 0 || !outputs.is_multiple_of(width) {
+        return Err(Error::argument(
             field,
             format!("{outputs} outputs of {inputs} inputs"),
             format!("heads of P + V = {width} outputs each, of L = {latent} inputs"),
-        ))
+        ));
     }
-
-    /// Returns the columns of these heads' outputs; the matrix has `all` heads.
-    fn columns_of(
-        &self,
-        heads: &Range<usize>,
-        all: usize,
-        config: &LayerConfig,
-    ) -> Result<Range<usize>> {
-        head_range(heads, all, config)?;
-        Ok(heads.start * self.width()..heads.end * self.width())
-    }
+    head_range(heads, outputs / width, config)?;
+    Ok(heads.start * width..heads.end * width)
 }
 
 /// Refuses a range of heads that lies outside `all` heads, or whose length is not the problem's
@@ -251,7 +204,8 @@ impl Extents {
 pub(super) fn head_range(heads: &Range<usize>, all: usize, config: &LayerConfig) -> Result<()> {
     let own = config.problem.heads as usize;
     let count = heads.end.checked_sub(heads.start);
-    let outputs = heads.end.checked_mul(Extents::of(config).width());
+    let [_, width, _] = widths(config);
+    let outputs = heads.end.checked_mul(width);
     if count == Some(own) && heads.end <= all && outputs.is_some() {
         return Ok(());
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::packed::Packed;
 use super::staged::StagedStep;
-use super::step_plan::{StepPlan, StepRequest};
+use super::step_plan::{Origin, StepPlan, StepRequest};
 use super::{MlaLayer, device_plan};
 use crate::backend::{
     DecodeBatch, DecodeStage, LayerConfig, PrefillStage, StepLimits, check_causal,
@@ -46,6 +46,21 @@ pub struct Workspace<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
     pub(super) plan: MemoryPlan,
 }
 
+/// The prepared step of a workspace, as an indexer uses it.
+pub(crate) struct PreparedStep<'a, D: Device> {
+    pub(crate) tokens: usize,
+    pub(crate) absorbed_tokens: usize,
+    /// One more than the largest page number.
+    pub(crate) pages_end: usize,
+    pub(crate) id: [u64; 2],
+    /// The requests on the absorbed path.
+    pub(crate) batch: DecodeBatch<'a, D>,
+    /// The slot of each new token.
+    pub(crate) slots: ArrayRef<'a, D, i64>,
+    /// The position of each new token.
+    pub(crate) positions: ArrayRef<'a, D, i64>,
+}
+
 /// The number of the next workspace of the process.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
@@ -60,7 +75,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         Ok(Self {
             config: *config,
             ordinal: device.ordinal(),
-            backends: backends(layer),
+            backends: layer.backends(),
             scratch: device.allocate(device_plan(plan.workspace_bytes)?)?,
             arrays: device.allocate(device_plan(plan.step_bytes)?)?,
             prefill_state: layer.prefill().state(device, limits)?,
@@ -95,7 +110,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         layer
             .device()
             .profile_range(c"mla: prepare", || self.prepare_unchecked(layer, plan))?;
-        self.step.set_prepared();
+        self.step.prepared = true;
         Ok(())
     }
 
@@ -106,7 +121,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         check_causal(self.step.expanded_causal(), layer.prefill().spec())?;
         self.step
             .upload(device, P::Device::bytes_mut(&mut self.arrays))?;
-        if self.step.absorbed_tokens() > 0 {
+        if self.step.absorbed_tokens > 0 {
             let batch = self.step.decode_batch(P::Device::bytes(&self.arrays))?;
             layer.decode().prepare(
                 device,
@@ -144,7 +159,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
                 accepted + ", as the layer has it",
             ));
         }
-        let own = self.backends.iter().zip(backends(layer));
+        let own = self.backends.iter().zip(layer.backends());
         for (phase, (given, accepted)) in ["prefill", "decode"].into_iter().zip(own) {
             if *given != accepted {
                 let given = format!("one for {phase} backend {given}");
@@ -156,7 +171,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
     }
 
     /// Refuses a device handle whose work is not ordered with that on the workspace's memory.
-    pub(crate) fn check_memory(&self, device: &P::Device) -> Result<()> {
+    fn check_memory(&self, device: &P::Device) -> Result<()> {
         device.check_bytes("workspace", P::Device::bytes(&self.scratch))
     }
 
@@ -164,35 +179,30 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         self.config.problem.check_same("workspace", theirs)
     }
 
-    /// Refuses a workspace without a prepared step of `problem`.
-    pub(crate) fn check_prepared_for(&self, problem: &Problem) -> Result<()> {
+    /// The prepared step of `problem`, for work on `device`.
+    pub(crate) fn prepared_for(
+        &self,
+        device: &P::Device,
+        problem: &Problem,
+    ) -> Result<PreparedStep<'_, P::Device>> {
         self.check_problem(problem)?;
-        self.step.check_prepared()
+        self.step.check_prepared()?;
+        self.check_memory(device)?;
+        let arrays = P::Device::bytes(&self.arrays);
+        Ok(PreparedStep {
+            tokens: self.step.tokens,
+            absorbed_tokens: self.step.absorbed_tokens,
+            pages_end: self.step.pages_end,
+            id: self.step_id(),
+            batch: self.step.decode_batch(arrays)?,
+            slots: self.step.slots(arrays)?,
+            positions: self.step.positions(arrays)?,
+        })
     }
 
-    /// The prepared step's requests on the absorbed path.
-    pub(crate) fn decode_batch(&self) -> Result<DecodeBatch<'_, P::Device>> {
-        self.step.decode_batch(P::Device::bytes(&self.arrays))
-    }
-
-    /// The slot of each new token of the prepared step.
-    pub(crate) fn slots(&self) -> Result<ArrayRef<'_, P::Device, i64>> {
-        self.step.slots(P::Device::bytes(&self.arrays))
-    }
-
-    /// The position of each new token of the prepared step.
-    pub(crate) fn positions(&self) -> Result<ArrayRef<'_, P::Device, i64>> {
-        self.step.positions(P::Device::bytes(&self.arrays))
-    }
-
-    /// One more than the largest page number in the prepared step.
-    pub(crate) fn pages_end(&self) -> usize {
-        self.step.pages_end()
-    }
-
-    /// The number of the step that was prepared last.
-    pub(crate) fn step_number(&self) -> u64 {
-        self.step_number
+    /// Distinguishes the step that was prepared last from every other one of the process.
+    pub(crate) fn step_id(&self) -> [u64; 2] {
+        [self.id, self.step_number]
     }
 
     /// A number that distinguishes this workspace from every other one of the process. A captured
@@ -236,17 +246,17 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
 
     /// The number of new tokens in the prepared step.
     pub fn tokens(&self) -> usize {
-        self.step.tokens()
+        self.step.tokens
     }
 
     /// The number of new tokens on the absorbed path. They come first.
     pub fn absorbed_tokens(&self) -> usize {
-        self.step.absorbed_tokens()
+        self.step.absorbed_tokens
     }
 
     /// The number of requests of the prepared step on the absorbed path. They come first.
     pub fn absorbed_requests(&self) -> usize {
-        self.step.absorbed_requests()
+        self.step.absorbed_requests
     }
 
     /// The context chunks of the prepared step.
@@ -296,22 +306,13 @@ impl StepPlan {
         D: DecodeStage<Device = P::Device>,
         T: Copy + Display + TryInto<i64>,
     {
-        let (problem, limits) = (&workspace.config.problem, workspace.limits());
-        Self::ordered(
-            problem,
-            limits,
+        Self::planned(
+            &workspace.config.problem,
+            workspace.limits(),
             workspace.threshold(),
             dense_within,
             requests,
+            Origin::Engine,
         )
     }
-}
-
-/// The names of a layer's prefill and decode backends.
-fn backends<P, D>(layer: &MlaLayer<P, D>) -> [&'static str; 2]
-where
-    P: PrefillStage,
-    D: DecodeStage<Device = P::Device>,
-{
-    [layer.prefill().spec().name, layer.decode().spec().name]
 }

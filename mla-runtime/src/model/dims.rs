@@ -36,9 +36,7 @@ impl HeadDims {
     }
 
     setters! {
-        with_nope(nope: u32);
         with_rope(rope: u32);
-        with_v(v: u32);
     }
 
     /// P + R: the width of an expanded query or key head.
@@ -55,9 +53,13 @@ impl HeadDims {
     pub const fn same(self, other: Self) -> bool {
         self.nope == other.nope && self.rope == other.rope && self.v == other.v
     }
-}
 
-impl HeadDims {
+    /// Returns true if a problem can have these dimensions.
+    pub(crate) const fn are_possible(self) -> bool {
+        let Self { nope, rope, v } = self;
+        0 < nope && nope <= MAX_DIM && rope <= MAX_DIM && 0 < v && v <= MAX_DIM
+    }
+
     pub(crate) const fn write(self, text: &mut Text<'_>) {
         text.push("(");
         text.number(self.nope);
@@ -88,11 +90,6 @@ impl MlaDims {
     /// Dimensions with this latent width L and these per-head dimensions (P, R, V).
     pub const fn new(latent: u32, head: HeadDims) -> Self {
         Self { latent, head }
-    }
-
-    setters! {
-        with_latent(latent: u32);
-        with_head(head: HeadDims);
     }
 
     /// L + R: the number of values in a cache row, and the width of an absorbed query head.

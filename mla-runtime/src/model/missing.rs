@@ -6,105 +6,73 @@ use serde_json::Value;
 use super::fields::{Fields, shown};
 use crate::{Error, Result};
 
-/// A field, and the values of it that ask for something missing.
-struct MissingFeature {
-    field: &'static str,
-    asks: fn(&Value) -> bool,
-    missing: &'static str,
-}
+/// A field, the values of it that ask for something missing, and the name of that.
+type Ask = (&'static str, fn(&Value) -> bool, &'static str);
 
-const ASKS: &[MissingFeature] = &[
-    MissingFeature {
-        field: "compress_ratios",
-        asks: |_| true,
-        missing: COMPRESSED,
-    },
-    MissingFeature {
-        field: "use_mla",
-        asks: |value| *value != true && value.as_f64() != Some(1.0),
-        missing: EVERY_HEAD,
-    },
-    MissingFeature {
-        field: "alibi",
-        asks: is_set,
-        missing: "a linear bias of the logits",
-    },
-    MissingFeature {
-        field: "position_embedding_type",
-        asks: |value| !is_one_of(value, &["rope", "rotary"]),
-        missing: "positions that are not rotations",
-    },
-    MissingFeature {
-        field: "v_head_dim",
-        asks: |value| value.as_f64() == Some(0.0),
-        missing: EVERY_HEAD,
-    },
-    MissingFeature {
-        field: "attention_method",
-        // LongCat's LSA is latent attention to lists of slots.
-        asks: |value| !is_one_of(value, &["MLA", "LSA"]),
-        missing: ANOTHER,
-    },
-    MissingFeature {
-        field: "att_impl_type",
-        asks: |value| !is_one_of(value, &["MLA"]),
-        missing: ANOTHER,
-    },
-    MissingFeature {
-        field: "softmax_type",
-        asks: |value| value != "vanilla",
-        missing: "another softmax",
-    },
-    MissingFeature {
-        field: "attn_groupnorm",
-        asks: is_set,
-        missing: "a norm of each head's output",
-    },
-    MissingFeature {
-        field: "attention_type",
-        asks: |value| !is_one_of(value, &["MLA", "LlamaLatentAttention"]),
-        missing: ANOTHER,
-    },
-    MissingFeature {
-        field: "attn_logit_softcapping",
-        asks: is_set,
-        missing: "a soft cap of logits",
-    },
-    MissingFeature {
-        field: "attention_chunk_size",
-        asks: is_set,
-        missing: "attention within chunks",
-    },
-    MissingFeature {
-        field: "attn_temperature_tuning",
-        asks: is_set,
-        missing: "a temperature of attention that grows with the position",
-    },
-    MissingFeature {
-        field: "num_krope_heads",
-        asks: |value| value.as_f64() != Some(1.0),
-        missing: "several rotary keys for each token",
-    },
-    MissingFeature {
-        field: "param_sink_number",
-        asks: is_set,
-        missing: "learnt tokens that every query sees",
-    },
-    MissingFeature {
-        field: "index_dsa_use_layernorm",
-        asks: |value| *value == false,
-        missing: "index keys without a LayerNorm",
-    },
-    MissingFeature {
-        field: "swa_layers",
-        asks: is_set,
-        missing: WINDOW,
-    },
-    MissingFeature {
-        field: "sliding_window_list",
-        asks: is_set,
-        missing: WINDOW,
-    },
+const ASKS: &[Ask] = &[
+    ("compress_ratios", |_| true, COMPRESSED),
+    (
+        "use_mla",
+        |value| *value != true && value.as_f64() != Some(1.0),
+        EVERY_HEAD,
+    ),
+    ("alibi", is_set, "a linear bias of the logits"),
+    (
+        "position_embedding_type",
+        |value| !is_one_of(value, &["rope", "rotary"]),
+        "positions that are not rotations",
+    ),
+    (
+        "v_head_dim",
+        |value| value.as_f64() == Some(0.0),
+        EVERY_HEAD,
+    ),
+    // LongCat's LSA is latent attention to lists of slots.
+    (
+        "attention_method",
+        |value| !is_one_of(value, &["MLA", "LSA"]),
+        ANOTHER,
+    ),
+    (
+        "att_impl_type",
+        |value| !is_one_of(value, &["MLA"]),
+        ANOTHER,
+    ),
+    (
+        "softmax_type",
+        |value| value != "vanilla",
+        "another softmax",
+    ),
+    ("attn_groupnorm", is_set, "a norm of each head's output"),
+    (
+        "attention_type",
+        |value| !is_one_of(value, &["MLA", "LlamaLatentAttention"]),
+        ANOTHER,
+    ),
+    ("attn_logit_softcapping", is_set, "a soft cap of logits"),
+    ("attention_chunk_size", is_set, "attention within chunks"),
+    (
+        "attn_temperature_tuning",
+        is_set,
+        "a temperature of attention that grows with the position",
+    ),
+    (
+        "num_krope_heads",
+        |value| value.as_f64() != Some(1.0),
+        "several rotary keys for each token",
+    ),
+    (
+        "param_sink_number",
+        is_set,
+        "learnt tokens that every query sees",
+    ),
+    (
+        "index_dsa_use_layernorm",
+        |value| *value == false,
+        "index keys without a LayerNorm",
+    ),
+    ("swa_layers", is_set, WINDOW),
+    ("sliding_window_list", is_set, WINDOW),
 ];
 
 const COMPRESSED: &str = "compressed caches and windows beside them";
@@ -139,8 +107,8 @@ pub(super) fn check(fields: &Fields<'_>) -> Result<()> {
             missing: COMPRESSED,
         });
     }
-    for ask in ASKS {
-        refuse(fields, ask.field, ask.missing, ask.asks)?;
+    for (field, asks, missing) in ASKS {
+        refuse(fields, field, missing, *asks)?;
     }
     // Some configurations give the width of a window although no layer has a window. Where layers
     // are named, each name says which have one.

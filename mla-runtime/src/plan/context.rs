@@ -190,71 +190,25 @@ mod tests {
             .collect()
     }
 
-    /// For each chunk its first request, and the start and length of each segment.
-    type Chunks = &'static [(usize, &'static [(u32, u32)])];
-
-    /// Asserts that contexts are packed as expected into chunks of `rows` rows, cut at multiples of
-    /// 16.
-    fn packed(lens: &[u32], rows: u32, expected: Chunks) {
-        let plan = plan_chunks(lens, rows, 16, false).unwrap();
-        let expected: Vec<_> = expected
-            .iter()
-            .map(|(first, segments)| (*first, segments.to_vec()))
-            .collect();
-        assert_eq!(shape(&plan), expected, "{lens:?} W={rows}");
-    }
-
     #[test]
     fn requests_are_packed_in_order_and_cut_where_a_chunk_is_full() {
-        packed(
-            &[768, 512, 512],
-            1024,
-            &[(0, &[(0, 768), (0, 256)]), (1, &[(256, 256), (0, 512)])],
-        );
-        packed(
-            &[37, 1000, 5],
-            1024,
-            &[(0, &[(0, 37), (0, 976)]), (1, &[(976, 24), (0, 5)])],
-        );
-        packed(
-            &[2048, 320],
-            1024,
-            &[(0, &[(0, 1024)]), (0, &[(1024, 1024)]), (1, &[(0, 320)])],
-        );
-        // A chunk that is exactly full, and one with a row too many.
-        packed(&[960, 16, 16], 1024, &[(0, &[(0, 960), (0, 16), (0, 16)])]);
-        packed(
-            &[960, 48, 17],
-            1024,
-            &[(0, &[(0, 960), (0, 48), (0, 16)]), (2, &[(16, 1)])],
-        );
-        // No aligned length fits into the 8 rows that are left.
-        packed(&[1016, 20], 1024, &[(0, &[(0, 1016)]), (1, &[(0, 20)])]);
-    }
-
-    #[test]
-    fn a_request_without_context_ends_the_chunk_wherever_it_stands() {
-        packed(&[], 1024, &[]);
-        packed(&[0, 0], 1024, &[]);
-        packed(&[0, 0, 64, 0], 1024, &[(2, &[(0, 64)])]);
-        packed(&[64, 0, 64, 0], 1024, &[(0, &[(0, 64)]), (2, &[(0, 64)])]);
-        packed(
-            &[1040, 0, 5],
-            1024,
-            &[(0, &[(0, 1024)]), (0, &[(1024, 16)]), (2, &[(0, 5)])],
-        );
-    }
-
-    #[test]
-    fn what_fits_whole_may_use_rows_beyond_the_alignment_and_a_cut_may_not() {
-        packed(&[1000], 1000, &[(0, &[(0, 1000)])]);
-        packed(&[1001], 1000, &[(0, &[(0, 992)]), (0, &[(992, 9)])]);
-        // The alignment equals W.
-        packed(
-            &[5, 20],
-            16,
-            &[(0, &[(0, 5)]), (1, &[(0, 16)]), (1, &[(16, 4)])],
-        );
+        let packed = |lens: &[u32], rows| shape(&plan_chunks(lens, rows, 16, false).unwrap());
+        let cut = [
+            (0, vec![(0, 768), (0, 256)]),
+            (1, vec![(256, 256), (0, 512)]),
+        ];
+        assert_eq!(packed(&[768, 512, 512], 1024), cut);
+        // A request without context ends its chunk.
+        let apart = [
+            (0, vec![(0, 1024)]),
+            (0, vec![(1024, 16)]),
+            (2, vec![(0, 5)]),
+        ];
+        assert_eq!(packed(&[1040, 0, 5], 1024), apart);
+        // A cut is aligned, and what fits whole may use the other rows.
+        assert_eq!(packed(&[1000], 1000), [(0, vec![(0, 1000)])]);
+        let aligned = [(0, vec![(0, 992)]), (0, vec![(992, 9)])];
+        assert_eq!(packed(&[1001], 1000), aligned);
     }
 
     #[test]
@@ -411,24 +365,6 @@ mod tests {
             for (number, len) in lens.iter().enumerate() {
                 let alone = segments(&[*len], false, 0);
                 prop_assert_eq!(segments(&lens, true, number), alone);
-            }
-        }
-
-        /// A chunk ends only at the end of the batch, before a request without context, at a cut,
-        /// or if no aligned segment of the next request fits.
-        #[test]
-        fn chunks_are_filled(lens in contexts(), (rows, align) in any_limits()) {
-            let plan = plan_chunks(&lens, rows, align, false).unwrap();
-            for (chunk, next) in plan.iter().zip(plan.iter().skip(1)) {
-                let used = chunk.rows() as u32;
-                let (request, start, _) = next.segments().next().unwrap();
-                if request > chunk.request_end {
-                    prop_assert!(lens[chunk.request_end..request].iter().all(|&len| len == 0));
-                    continue;
-                }
-                // One more aligned segment would not have fitted.
-                prop_assert!(used + align > rows);
-                prop_assert!(used + lens[request] - start > rows);
             }
         }
 

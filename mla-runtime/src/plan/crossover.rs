@@ -192,25 +192,18 @@ impl Gpu {
     }
 }
 
-/// d = P + V, in 64 bits.
-const fn kv_b(dims: MlaDims) -> u64 {
-    dims.head.nope as u64 + dims.head.v as u64
-}
-
-/// P + R, in 64 bits.
-const fn qk(dims: MlaDims) -> u64 {
-    dims.head.nope as u64 + dims.head.rope as u64
-}
-
 /// The attention of one request by a layer of `heads` heads.
 #[derive(Clone, Copy)]
 struct Attention {
-    dims: MlaDims,
-    heads: u32,
+    heads: f64,
+    latent: f64,
+    nope: f64,
+    rope: f64,
+    v: f64,
     /// C, or `None` for the limit of a long context.
-    context_len: Option<u32>,
+    context_len: Option<f64>,
     /// Bytes of an element. It also applies to the expanded keys and values.
-    element_bytes: u32,
+    element_bytes: f64,
     packed_keys: bool,
 }
 
@@ -219,7 +212,7 @@ struct Attention {
 const MAX_MULTIPROCESSORS: u32 = 1 << 16;
 
 /// The length that represents a long context on a GPU. More context does not change the crossover.
-const LONG: u32 = 1 << 17;
+const LONG: f64 = (1 << 17) as f64;
 
 /// The maximum number of query tokens that is tried. If the absorbed form is still faster there, it
 /// is always faster.
@@ -229,91 +222,120 @@ const MAX_QUERIES: u32 = 2048;
 const TILE: u32 = 128;
 
 impl Attention {
-    const fn of(problem: &Problem, packed_keys: bool, context_len: Option<u32>) -> Self {
+    fn of(problem: &Problem, packed_keys: bool, context_len: Option<u32>) -> Self {
+        let MlaDims { latent, head } = problem.dims;
+        let [heads, latent, nope, rope, v] =
+            [problem.heads, latent, head.nope, head.rope, head.v].map(f64::from);
         Self {
-            dims: problem.dims,
-            heads: problem.heads,
-            context_len,
-            // At most a dozen bytes, so it fits.
-            element_bytes: problem.dtype.bytes() as u32,
+            heads,
+            latent,
+            nope,
+            rope,
+            v,
+            context_len: context_len.map(f64::from),
+            element_bytes: problem.dtype.bytes() as f64,
             packed_keys,
         }
     }
 
     /// Bytes that the expansion writes for each token and head.
-    const fn expansion_bytes(&self) -> u64 {
-        let packed = if self.packed_keys { qk(self.dims) } else { 0 };
-        (kv_b(self.dims) + packed).saturating_mul(self.element_bytes as u64)
+    fn expansion_bytes(&self) -> f64 {
+        let packed = if self.packed_keys {
+            self.nope + self.rope
+        } else {
+            0.0
+        };
+        (self.nope + self.v + packed) * self.element_bytes
+    }
+
+    fn context(&self) -> f64 {
+        self.context_len.unwrap_or(LONG)
+    }
+
+    /// The number of cached and new tokens.
+    fn tokens(&self, query_len: u32) -> f64 {
+        self.context() + f64::from(query_len)
+    }
+
+    /// The number of pairs of a new token and a token that it attends to. Pairs of two new tokens
+    /// count as well.
+    fn pairs(&self, query_len: u32) -> f64 {
+        let queries = f64::from(query_len);
+        queries * (self.context() + (queries + 1.0) / 2.0)
     }
 
     /// The multiply-adds of the absorbed form. First those of products with the weights: L·d per
     /// head and new token. Then those of pairs of a new token and a token that it attends to: 2L +
     /// R per pair.
     fn absorbed_work(&self, query_len: u32) -> [f64; 2] {
-        let n = self.numbers(query_len);
-        let products = n.heads * n.queries * n.latent * (n.nope + n.v);
-        [products, n.heads * n.pairs() * (2.0 * n.latent + n.rope)]
+        let products = self.heads * f64::from(query_len) * self.latent * (self.nope + self.v);
+        let pairs = self.heads * self.pairs(query_len);
+        [products, pairs * (2.0 * self.latent + self.rope)]
     }
 
     /// The multiply-adds of the expanded form. First those of products with the weights: L·d per
     /// head and row, cached or new. Then those of pairs: d + R per pair.
     fn expanded_work(&self, query_len: u32) -> [f64; 2] {
-        let n = self.numbers(query_len);
-        let width = n.nope + n.v;
-        let products = n.heads * (n.context + n.queries) * n.latent * width;
-        [products, n.heads * n.pairs() * (width + n.rope)]
+        let width = self.nope + self.v;
+        let products = self.heads * self.tokens(query_len) * self.latent * width;
+        let pairs = self.heads * self.pairs(query_len);
+        [products, pairs * (width + self.rope)]
     }
 
     /// Returns the seconds of the absorbed form for `query_len` new tokens.
     fn absorbed_seconds(&self, query_len: u32, gpu: &Gpu) -> f64 {
-        let n = self.numbers(query_len);
+        let queries = f64::from(query_len);
         // Bytes of the latent queries of all heads, and also of their outputs.
-        let latent = n.queries * n.heads * n.latent * n.element;
+        let latent = queries * self.heads * self.latent * self.element_bytes;
         let product = |width: f64| {
-            let pairs = n.heads * width * n.latent;
-            let moved = pairs * n.element + n.queries * n.heads * width * n.element + latent;
-            gpu.product(2.0 * n.queries * pairs, moved)
+            let pairs = self.heads * width * self.latent;
+            let moved = pairs * self.element_bytes
+                + queries * self.heads * width * self.element_bytes
+                + latent;
+            gpu.product(2.0 * queries * pairs, moved)
         };
-        let tokens = n.context + n.queries;
-        let tiles = (n.queries * n.heads / 64.0).ceil() * (tokens / 64.0).ceil();
-        let tile = gpu.tile(2.0 * 64.0 * 64.0 * (2.0 * n.latent + n.rope), 0.84);
-        let cache = tokens * (n.latent + n.rope) * n.element;
+        let tokens = self.tokens(query_len);
+        let tiles = (queries * self.heads / 64.0).ceil() * (tokens / 64.0).ceil();
+        let tile = gpu.tile(2.0 * 64.0 * 64.0 * (2.0 * self.latent + self.rope), 0.84);
+        let cache = tokens * (self.latent + self.rope) * self.element_bytes;
         let arithmetic = tiles / f64::from(gpu.multiprocessors) * tile;
-        product(n.nope) + gpu.step(3.5, arithmetic, cache) + product(n.v)
+        product(self.nope) + gpu.step(3.5, arithmetic, cache) + product(self.v)
     }
 
     /// Returns the seconds of the expanded form for `query_len` new tokens.
     fn expanded_seconds(&self, query_len: u32, gpu: &Gpu) -> f64 {
-        let n = self.numbers(query_len);
-        let written = n.heads * self.expansion_bytes() as f64;
-        let query_tiles = f64::from(self.heads) * f64::from(query_len.div_ceil(TILE));
+        let queries = f64::from(query_len);
+        let written = self.heads * self.expansion_bytes();
+        let query_tiles = self.heads * f64::from(query_len.div_ceil(TILE));
         let waves = |items: f64| (items / f64::from(gpu.multiprocessors)).ceil();
-        let rows = n.context + n.queries;
+        let rows = self.tokens(query_len);
         let split = |splits: u32| {
             let key_tiles = (rows / f64::from(TILE)).ceil();
             waves(query_tiles * f64::from(splits)) * (key_tiles / f64::from(splits)).ceil()
         };
         let tiles = (1..=64).map(split).fold(f64::INFINITY, f64::min);
-        let tile = gpu.tile(2.0 * f64::from(TILE * TILE) * (n.nope + n.rope + n.v), 1.03);
-        let read = rows * (written + n.rope * n.element)
-            + n.queries * n.heads * (n.nope + n.rope + 2.0 * n.v) * n.element;
+        let tile = gpu.tile(
+            2.0 * f64::from(TILE * TILE) * (self.nope + self.rope + self.v),
+            1.03,
+        );
+        let read = rows * (written + self.rope * self.element_bytes)
+            + queries * self.heads * (self.nope + self.rope + 2.0 * self.v) * self.element_bytes;
         // A cache write takes less time than a product.
         gpu.step(0.5, 0.0, 0.0)
-            + self.expansion_seconds(&n, gpu)
+            + self.expansion_seconds(rows, gpu)
             + gpu.step(3.0, tiles * tile, read)
     }
 
     /// Returns the seconds of the expansion of all rows into keys and values.
-    fn expansion_seconds(&self, n: &Numbers, gpu: &Gpu) -> f64 {
-        let rows = n.context + n.queries;
-        let width = n.heads * (n.nope + n.v);
-        let written = n.heads * self.expansion_bytes() as f64;
-        let weights = n.latent * width * n.element;
-        let moved = weights + rows * (n.latent * n.element + written);
+    fn expansion_seconds(&self, rows: f64, gpu: &Gpu) -> f64 {
+        let width = self.heads * (self.nope + self.v);
+        let written = self.heads * self.expansion_bytes();
+        let weights = self.latent * width * self.element_bytes;
+        let moved = weights + rows * (self.latent * self.element_bytes + written);
         if self.packed_keys {
             // Packed keys take a gather, a product of their own, and a copy of the rotary part.
-            let gathered = 2.0 * rows * (n.latent + n.rope) * n.element;
-            let product = gpu.product(2.0 * rows * n.latent * width, moved);
+            let gathered = 2.0 * rows * (self.latent + self.rope) * self.element_bytes;
+            let product = gpu.product(2.0 * rows * self.latent * width, moved);
             return gpu.step(0.5, 0.0, gathered) + product + 2.0 * gpu.launch_seconds;
         }
         let row_tiles = (rows / f64::from(TILE)).ceil();
@@ -326,22 +348,8 @@ impl Attention {
         };
         let max = row_tiles.min(pairs) as u32;
         let tiles = (1..=max.max(1)).map(time).fold(f64::INFINITY, f64::min);
-        let tile = gpu.tile(2.0 * f64::from(TILE * TILE) * n.latent, 1.03);
+        let tile = gpu.tile(2.0 * f64::from(TILE * TILE) * self.latent, 1.03);
         gpu.step(1.0, tiles * tile, moved)
-    }
-
-    fn numbers(&self, query_len: u32) -> Numbers {
-        let head = self.dims.head;
-        Numbers {
-            queries: query_len.into(),
-            context: self.context_len.unwrap_or(LONG).into(),
-            heads: self.heads.into(),
-            latent: self.dims.latent.into(),
-            rope: head.rope.into(),
-            nope: head.nope.into(),
-            v: head.v.into(),
-            element: self.element_bytes.into(),
-        }
     }
 
     fn absorbs(&self, query_len: u32, gpu: &Gpu) -> bool {
@@ -356,29 +364,7 @@ impl Attention {
             last => last.unwrap_or(0).into(),
         }
     }
-}
 
-/// The lengths and widths of a case as floating-point numbers.
-struct Numbers {
-    queries: f64,
-    context: f64,
-    heads: f64,
-    latent: f64,
-    rope: f64,
-    nope: f64,
-    v: f64,
-    element: f64,
-}
-
-impl Numbers {
-    /// The number of pairs of a new token and a token that it attends to. Pairs of two new tokens
-    /// count as well.
-    fn pairs(&self) -> f64 {
-        self.queries * (self.context + (self.queries + 1.0) / 2.0)
-    }
-}
-
-impl Attention {
     fn crossover(&self, machine: &Machine) -> f64 {
         match machine.0 {
             Figures::Gpu(gpu) => Self::crossover_by(|q| self.absorbs(q, &gpu)),
@@ -395,7 +381,19 @@ impl Attention {
                         <= seconds(self.expanded_work(q), expanded_pair_seconds)
                 })
             }
-            Figures::Arithmetic => by_arithmetic(self.dims, self.context_len),
+            Figures::Arithmetic => self.by_arithmetic(),
+        }
+    }
+
+    fn by_arithmetic(&self) -> f64 {
+        let products = self.latent * (self.nope + self.v);
+        // Without context there is nothing to expand. The division then gives infinity.
+        let per_query = self.context_len.map_or(0.0, |len| products / len);
+        let excess = per_query + 2.0 * self.latent - (self.nope + self.v);
+        if excess > 0.0 {
+            products / excess
+        } else {
+            f64::INFINITY
         }
     }
 
@@ -439,62 +437,43 @@ pub fn multiply_adds(problem: &Problem, context_len: u32, query_len: u32) -> [[f
     ]
 }
 
-fn by_arithmetic(dims: MlaDims, context_len: Option<u32>) -> f64 {
-    let latent = f64::from(dims.latent);
-    let width = kv_b(dims) as f64;
-    // Without context there is nothing to expand. The division then gives infinity.
-    let per_query = context_len.map_or(0.0, |len| latent * width / f64::from(len));
-    let excess = per_query + 2.0 * latent - width;
-    if excess > 0.0 {
-        latent * width / excess
-    } else {
-        f64::INFINITY
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::model::HeadDims;
+    use crate::model::{DType, HeadDims};
 
     const H200: Machine = Machine::H200;
     const GLM_5: MlaDims = MlaDims::new(512, HeadDims::new(192, 64, 256));
     const MINICPM3: MlaDims = MlaDims::new(256, HeadDims::new(64, 32, 64));
 
-    const fn r1(heads: u32, context_len: u32) -> Attention {
-        Attention {
-            dims: MlaDims::R1,
-            heads,
-            context_len: Some(context_len),
-            element_bytes: 2,
-            packed_keys: false,
-        }
+    fn r1(heads: u32, context_len: u32) -> Attention {
+        of_dims(MlaDims::R1, heads, Some(context_len))
+    }
+
+    fn of_dims(dims: MlaDims, heads: u32, context_len: Option<u32>) -> Attention {
+        Attention::of(&Problem::new(dims, heads, DType::BF16), false, context_len)
     }
 
     /// The multiply-adds of the absorbed form: H·T·(L·d + C·(2L + R)).
     fn absorbed_cost(dims: MlaDims, [heads, queries, context]: [u32; 3]) -> u128 {
         let [latent, rope] = [dims.latent, dims.head.rope].map(u128::from);
-        let per_query = latent * u128::from(kv_b(dims)) + u128::from(context) * (2 * latent + rope);
+        let per_query =
+            latent * u128::from(dims.head.kv_b()) + u128::from(context) * (2 * latent + rope);
         u128::from(heads) * u128::from(queries) * per_query
     }
 
     /// The multiply-adds of the expanded form: H·C·(L·d + T·(d + R)).
     fn expanded_cost(dims: MlaDims, [heads, queries, context]: [u32; 3]) -> u128 {
         let [latent, rope] = [dims.latent, dims.head.rope].map(u128::from);
-        let width = u128::from(kv_b(dims));
+        let width = u128::from(dims.head.kv_b());
         let per_row = latent * width + u128::from(queries) * (width + rope);
         u128::from(heads) * u128::from(context) * per_row
     }
 
     fn arithmetic(dims: MlaDims, context_len: Option<u32>) -> f64 {
-        let attention = Attention {
-            dims,
-            context_len,
-            ..r1(16, 0)
-        };
-        attention.crossover(&Machine::ARITHMETIC)
+        of_dims(dims, 16, context_len).crossover(&Machine::ARITHMETIC)
     }
 
     #[test]
@@ -574,7 +553,7 @@ mod tests {
             context_len: None,
             ..r1(16, 0)
         };
-        assert_eq!(long.threshold(&H200), r1(16, LONG).threshold(&H200));
+        assert_eq!(long.threshold(&H200), r1(16, LONG as u32).threshold(&H200));
     }
 
     #[test]
@@ -583,11 +562,7 @@ mod tests {
         let wide = MlaDims::new(64, HeadDims::new(64, 64, 64));
         assert_eq!(arithmetic(wide, None), f64::INFINITY);
         assert!(arithmetic(wide, Some(1000)).is_finite());
-        let wide = Attention {
-            dims: wide,
-            context_len: None,
-            ..r1(16, 0)
-        };
+        let wide = of_dims(wide, 16, None);
         assert_eq!(wide.threshold(&Machine::ARITHMETIC), u32::MAX);
         assert_eq!(r1(16, 1).threshold(&Machine::ARITHMETIC), 1);
     }
@@ -659,29 +634,16 @@ mod tests {
 
     #[test]
     fn known_costs() {
-        // 16 heads, 2 query tokens, 100 cached ones.
-        let absorbed = absorbed_cost(MlaDims::R1, [16, 2, 100]);
-        assert_eq!(absorbed, 16 * 2 * (131_072 + 100 * 1088));
-        let expanded = expanded_cost(MlaDims::R1, [16, 2, 100]);
-        assert_eq!(expanded, 16 * 100 * (131_072 + 2 * 320));
         let bf16 = r1(16, 100);
-        let packed_keys = true;
         let packed = Attention {
-            packed_keys,
+            packed_keys: true,
             ..bf16
         };
-        assert_eq!(packed.expansion_bytes(), 896);
-        assert_eq!(bf16.expansion_bytes(), 512);
+        assert_eq!(packed.expansion_bytes(), 896.0);
+        assert_eq!(bf16.expansion_bytes(), 512.0);
         // Senseless values as large as the types allow cause no overflow.
-        let huge = MlaDims::new(u32::MAX, HeadDims::new(u32::MAX, u32::MAX, u32::MAX));
-        let huge = Attention {
-            dims: huge,
-            heads: u32::MAX,
-            context_len: Some(u32::MAX),
-            element_bytes: u32::MAX,
-            packed_keys,
-        };
-        assert_eq!(huge.expansion_bytes(), u64::MAX);
+        let huge = HeadDims::new(u32::MAX, u32::MAX, u32::MAX);
+        let huge = of_dims(MlaDims::new(u32::MAX, huge), u32::MAX, Some(u32::MAX));
         assert!(huge.threshold(&H200) >= 1);
     }
 

@@ -55,4 +55,18 @@ impl IndexNeeds {
             columns,
         })
     }
+
+    /// The rows, columns and tokens, and the heads, width and list width of the indexer.
+    pub(super) fn extents(&self) -> [u32; 6] {
+        let config = &self.config;
+        let list = config.list_width();
+        [
+            self.rows,
+            self.columns,
+            self.tokens,
+            config.heads,
+            config.width,
+            list,
+        ]
+    }
 }

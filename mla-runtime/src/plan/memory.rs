@@ -137,7 +137,6 @@ impl MemoryNeeds {
         with_absorbed_tokens(absorbed_tokens: u32);
         with_expanded_tokens(expanded_tokens: u32);
         with_rows(rows: u32);
-        with_packed_tokens(packed_tokens: u32);
         with_parallel(parallel: ContextParallel);
         with_packed_keys(packed_keys: bool);
         with_step_bytes(step_bytes: u64);
@@ -287,9 +286,13 @@ enum Allocation {
     Backends,
 }
 
-/// Declares the names of regions, and the allocation of each.
+/// Declares the regions: the name of each, its allocation, its shape, and the bytes of an element.
+/// The first block computes the extents.
 macro_rules! regions {
-    ($($name:ident $text:literal in $allocation:ident;)*) => {
+    (
+        |$needs:ident| { $($extents:tt)* }
+        $($name:ident $text:literal in $allocation:ident: $shape:expr, $bytes:expr;)*
+    ) => {
         /// The name of a region, as in the [module's](self) table.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
         pub(crate) enum RegionName {
@@ -312,38 +315,85 @@ macro_rules! regions {
                     $(Self::$name => Allocation::$allocation,)*
                 }
             }
+
+            /// Every region with its shape and the bytes of an element.
+            fn all($needs: &MemoryNeeds) -> Vec<(Self, Vec<u64>, u32)> {
+                $($extents)*
+                vec![$((Self::$name, $shape.to_vec(), $bytes)),*]
+            }
         }
     };
 }
 
 regions! {
-    KvCache "kv_cache" in Cache;
-    RopeCache "rope_cache" in Cache;
-    IndexCache "index_cache" in Cache;
-    AbsorbedQueries "absorbed_queries" in Workspace;
-    AbsorbedOutputs "absorbed_outputs" in Workspace;
-    AbsorbedLse "absorbed_lse" in Workspace;
-    ContextLatent "context_latent" in Workspace;
-    ContextRope "context_rope" in Workspace;
-    ExpandedKv "expanded_kv" in Workspace;
-    ExpandedKeys "expanded_keys" in Workspace;
-    ExpandedValues "expanded_values" in Workspace;
-    PartialOutputs "partial_outputs" in Workspace;
-    PartialLse "partial_lse" in Workspace;
-    ExpandedLse "expanded_lse" in Workspace;
-    PackedQuery "packed_query" in Packed;
-    PackedLatent "packed_latent" in Packed;
-    PackedRope "packed_rope" in Packed;
-    PackedOutputs "packed_outputs" in Packed;
-    PackedLse "packed_lse" in Packed;
-    IndexProjection "index_projection" in Indexer;
-    IndexQueries "index_queries" in Indexer;
-    IndexHeadWeights "index_head_weights" in Indexer;
-    IndexLogits "index_logits" in Indexer;
-    SlotLists "slot_lists" in Indexer;
-    StepArrays "step_arrays" in Step;
-    DecodeWorkspace "decode_workspace" in Backends;
-    PrefillWorkspace "prefill_workspace" in Backends;
+    |needs| {
+        let MlaDims { latent, head } = needs.dims;
+        // Sums of 32-bit widths do not overflow 64 bits.
+        let [latent, nope, rope, v, heads] =
+            [latent, head.nope, head.rope, head.v, needs.heads].map(u64::from);
+        let [layers, page, row, rope_row] =
+            [needs.layers, needs.page_size, needs.row_bytes, needs.rope_bytes].map(u64::from);
+        let [absorbed, new, rows, packed] =
+            [needs.absorbed_tokens, needs.expanded_tokens, needs.rows, needs.packed_tokens]
+                .map(u64::from);
+        let (pages, bytes, expanded) = (needs.pages, needs.element_bytes, rows.max(new));
+        // A region with an extent of 0 is left out.
+        let if_needed = |needed: bool, extent: u64| if needed { extent } else { 0 };
+        let ranked = if_needed(needs.parallel.world() > 1, absorbed);
+        let partial = if_needed(rows > 0, new);
+        let (apart, together) =
+            (if_needed(needs.packed_keys, expanded), if_needed(!needs.packed_keys, expanded));
+        let (index, [scored, columns, listed, index_heads, width, list]) = match &needs.indexer {
+            Some(index) => (index_cache(needs, index), index.extents().map(u64::from)),
+            None => (vec![0], [0; 6]),
+        };
+    }
+    KvCache "kv_cache" in Cache: [layers, pages, page, row], 1;
+    RopeCache "rope_cache" in Cache: [layers, pages, page, rope_row], 1;
+    IndexCache "index_cache" in Cache: index, 1;
+    // The rows always have room for the rotary part, because a cache write with rotation puts it
+    // there, whatever the backend takes.
+    AbsorbedQueries "absorbed_queries" in Workspace: [absorbed, heads, latent + rope], bytes;
+    AbsorbedOutputs "absorbed_outputs" in Workspace: [absorbed, heads, latent], bytes;
+    AbsorbedLse "absorbed_lse" in Workspace: [heads, ranked], LSE_BYTES;
+    ContextLatent "context_latent" in Workspace: [rows, latent], bytes;
+    ContextRope "context_rope" in Workspace: [rows, rope], bytes;
+    ExpandedKv "expanded_kv" in Workspace: [together, heads, nope + v], bytes;
+    ExpandedKeys "expanded_keys" in Workspace: [apart, heads, nope + rope], bytes;
+    ExpandedValues "expanded_values" in Workspace: [apart, heads, v], bytes;
+    PartialOutputs "partial_outputs" in Workspace: [partial, heads, v], bytes;
+    PartialLse "partial_lse" in Workspace: [heads, partial], LSE_BYTES;
+    // Without context there is nothing to merge. A call may still have sinks, which need the
+    // log-sum-exp.
+    ExpandedLse "expanded_lse" in Workspace: [heads, new], LSE_BYTES;
+    PackedQuery "packed_query" in Packed: [packed, heads, nope + rope], bytes;
+    PackedLatent "packed_latent" in Packed: [packed, latent], bytes;
+    PackedRope "packed_rope" in Packed: [packed, rope], bytes;
+    PackedOutputs "packed_outputs" in Packed: [packed, heads, v], bytes;
+    PackedLse "packed_lse" in Packed: [heads, packed], LSE_BYTES;
+    IndexProjection "index_projection" in Indexer: [scored, index_heads, width], bytes;
+    IndexQueries "index_queries" in Indexer: [scored, index_heads, width], 1;
+    IndexHeadWeights "index_head_weights" in Indexer: [scored, index_heads], 4;
+    IndexLogits "index_logits" in Indexer: [scored, columns], 4;
+    SlotLists "slot_lists" in Indexer: [listed, list], 4;
+    StepArrays "step_arrays" in Step: [needs.step_bytes], 1;
+    DecodeWorkspace "decode_workspace" in Backends: [needs.decode_workspace], 1;
+    PrefillWorkspace "prefill_workspace" in Backends: [needs.prefill_workspace], 1;
+}
+
+/// The shape of the indexers' cache.
+fn index_cache(needs: &MemoryNeeds, index: &IndexNeeds) -> Vec<u64> {
+    let (layers, config) = (u64::from(index.layers), &index.config);
+    match config.pool {
+        1 => {
+            let page = u64::from(needs.page_size);
+            vec![layers, needs.pages, page, config.token_bytes() as u64]
+        }
+        _ => {
+            let bytes = config.page_bytes(needs.page_size as usize);
+            vec![layers, needs.pages, bytes as u64]
+        }
+    }
 }
 
 /// One buffer.
@@ -418,133 +468,60 @@ impl MemoryPlan {
 /// there are more than [`MAX_PAGES`] pages, or if a size exceeds 64 bits.
 pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan> {
     check(needs)?;
-    let mut regions = Regions {
-        alignment: needs.alignment,
-        done: Vec::new(),
-        end: 0,
-    };
-    add_caches(needs, &mut regions)?;
-    let cache_bytes = regions.finish()?;
-    add_absorbed(needs, &mut regions)?;
-    add_expanded(needs, &mut regions)?;
-    let workspace_bytes = regions.finish()?;
-    add_packed(needs, &mut regions)?;
-    let packed_bytes = regions.finish()?;
-    if let Some(index) = &needs.indexer {
-        add_indexer(needs, index, &mut regions)?;
+    let alignment = needs.alignment;
+    let (mut regions, mut ends) = (Vec::new(), [0u64; 6]);
+    for (name, shape, element_bytes) in RegionName::all(needs) {
+        // A zero factor makes the product zero, however large the other factors are.
+        if shape.contains(&0) {
+            continue;
+        }
+        let allocation = name.allocation();
+        let end = &mut ends[allocation as usize];
+        let first = u64::from(element_bytes);
+        let (bytes, offset, behind) = shape
+            .iter()
+            .try_fold(first, |bytes, &len| bytes.checked_mul(len))
+            .and_then(|bytes| {
+                let offset = end.checked_next_multiple_of(alignment)?;
+                Some((bytes, offset, offset.checked_add(bytes)?))
+            })
+            .ok_or(Error::overflow(name.as_str()))?;
+        *end = behind;
+        regions.push(Region {
+            name,
+            allocation,
+            shape,
+            element_bytes,
+            offset,
+            bytes,
+        });
     }
-    let indexer_bytes = regions.finish()?;
-    regions.add(RegionName::StepArrays, &[needs.step_bytes], 1)?;
-    let step_bytes = regions.finish()?;
-    regions.add(RegionName::DecodeWorkspace, &[needs.decode_workspace], 1)?;
-    regions.add(RegionName::PrefillWorkspace, &[needs.prefill_workspace], 1)?;
-    let backend_bytes = regions.finish()?;
-    Ok(MemoryPlan {
-        alignment: needs.alignment,
-        regions: regions.done,
+    let mut total_bytes = 0u64;
+    for end in &mut ends {
+        let size = end.checked_next_multiple_of(alignment);
+        *end = size.ok_or(Error::overflow("the size of an allocation"))?;
+        let total = total_bytes.checked_add(*end);
+        total_bytes = total.ok_or(Error::overflow("the size of all allocations"))?;
+    }
+    let [
         cache_bytes,
         workspace_bytes,
         packed_bytes,
         indexer_bytes,
         step_bytes,
         backend_bytes,
-        total_bytes: [
-            workspace_bytes,
-            packed_bytes,
-            indexer_bytes,
-            step_bytes,
-            backend_bytes,
-        ]
-        .iter()
-        .try_fold(cache_bytes, |sum, &bytes| sum.checked_add(bytes))
-        .ok_or(Error::overflow("the size of all allocations"))?,
+    ] = ends;
+    Ok(MemoryPlan {
+        alignment,
+        regions,
+        cache_bytes,
+        workspace_bytes,
+        packed_bytes,
+        indexer_bytes,
+        step_bytes,
+        backend_bytes,
+        total_bytes,
     })
-}
-
-fn add_caches(needs: &MemoryNeeds, regions: &mut Regions) -> Result<()> {
-    let [layers, page, row] = [needs.layers, needs.page_size, needs.row_bytes].map(u64::from);
-    regions.add(RegionName::KvCache, &[layers, needs.pages, page, row], 1)?;
-    let rope = u64::from(needs.rope_bytes);
-    regions.add(RegionName::RopeCache, &[layers, needs.pages, page, rope], 1)?;
-    if let Some(index) = &needs.indexer {
-        let (layers, config) = (u64::from(index.layers), &index.config);
-        let token_bytes = config.token_bytes() as u64;
-        let page_bytes = config.page_bytes(needs.page_size as usize) as u64;
-        let cache: &[u64] = match config.pool {
-            1 => &[layers, needs.pages, page, token_bytes],
-            _ => &[layers, needs.pages, page_bytes],
-        };
-        regions.add(RegionName::IndexCache, cache, 1)?;
-    }
-    Ok(())
-}
-
-fn add_absorbed(needs: &MemoryNeeds, regions: &mut Regions) -> Result<()> {
-    let (dims, bytes) = (needs.dims, needs.element_bytes);
-    // Sums of 32-bit widths do not overflow 64 bits.
-    let [latent, rope] = [dims.latent, dims.head.rope].map(u64::from);
-    let [heads, tokens] = [needs.heads, needs.absorbed_tokens].map(u64::from);
-    // The rows always have room for the rotary part, because a cache write with rotation puts it
-    // there, whatever the backend takes.
-    let queries = [tokens, heads, latent + rope];
-    regions.add(RegionName::AbsorbedQueries, &queries, bytes)?;
-    regions.add(RegionName::AbsorbedOutputs, &[tokens, heads, latent], bytes)?;
-    if needs.parallel.world() > 1 {
-        regions.add(RegionName::AbsorbedLse, &[heads, tokens], LSE_BYTES)?;
-    }
-    Ok(())
-}
-
-fn add_expanded(needs: &MemoryNeeds, regions: &mut Regions) -> Result<()> {
-    let (dims, bytes) = (needs.dims, needs.element_bytes);
-    let [latent, nope, rope, v] =
-        [dims.latent, dims.head.nope, dims.head.rope, dims.head.v].map(u64::from);
-    let [heads, rows, tokens] = [needs.heads, needs.rows, needs.expanded_tokens].map(u64::from);
-
-    regions.add(RegionName::ContextLatent, &[rows, latent], bytes)?;
-    regions.add(RegionName::ContextRope, &[rows, rope], bytes)?;
-    let expansion = |width| [rows.max(tokens), heads, width];
-    if needs.packed_keys {
-        regions.add(RegionName::ExpandedKeys, &expansion(nope + rope), bytes)?;
-        regions.add(RegionName::ExpandedValues, &expansion(v), bytes)?;
-    } else {
-        regions.add(RegionName::ExpandedKv, &expansion(nope + v), bytes)?;
-    }
-    if rows > 0 {
-        regions.add(RegionName::PartialOutputs, &[tokens, heads, v], bytes)?;
-        regions.add(RegionName::PartialLse, &[heads, tokens], LSE_BYTES)?;
-    }
-    // Without context there is nothing to merge. A call may still have sinks, which need the
-    // log-sum-exp.
-    regions.add(RegionName::ExpandedLse, &[heads, tokens], LSE_BYTES)
-}
-
-fn add_packed(needs: &MemoryNeeds, regions: &mut Regions) -> Result<()> {
-    let (dims, bytes) = (needs.dims, needs.element_bytes);
-    let [latent, nope, rope, v] =
-        [dims.latent, dims.head.nope, dims.head.rope, dims.head.v].map(u64::from);
-    let [heads, tokens] = [needs.heads, needs.packed_tokens].map(u64::from);
-    regions.add(
-        RegionName::PackedQuery,
-        &[tokens, heads, nope + rope],
-        bytes,
-    )?;
-    regions.add(RegionName::PackedLatent, &[tokens, latent], bytes)?;
-    regions.add(RegionName::PackedRope, &[tokens, rope], bytes)?;
-    regions.add(RegionName::PackedOutputs, &[tokens, heads, v], bytes)?;
-    regions.add(RegionName::PackedLse, &[heads, tokens], LSE_BYTES)
-}
-
-fn add_indexer(needs: &MemoryNeeds, index: &IndexNeeds, regions: &mut Regions) -> Result<()> {
-    let [rows, columns, tokens] = [index.rows, index.columns, index.tokens].map(u64::from);
-    let config = &index.config;
-    let [heads, width, topk] = [config.heads, config.width, config.list_width()].map(u64::from);
-    let queries = [rows, heads, width];
-    regions.add(RegionName::IndexProjection, &queries, needs.element_bytes)?;
-    regions.add(RegionName::IndexQueries, &queries, 1)?;
-    regions.add(RegionName::IndexHeadWeights, &[rows, heads], 4)?;
-    regions.add(RegionName::IndexLogits, &[rows, columns], 4)?;
-    regions.add(RegionName::SlotLists, &[tokens, topk], 4)
 }
 
 fn check(needs: &MemoryNeeds) -> Result<()> {
@@ -575,50 +552,6 @@ fn check(needs: &MemoryNeeds) -> Result<()> {
         return Err(Error::argument("pages", needs.pages, accepted));
     }
     Ok(())
-}
-
-/// Places regions one after another, allocation by allocation.
-struct Regions {
-    alignment: u64,
-    done: Vec<Region>,
-    /// The end of the last region of the current allocation.
-    end: u64,
-}
-
-impl Regions {
-    fn add(&mut self, name: RegionName, shape: &[u64], element_bytes: u32) -> Result<()> {
-        // A zero factor makes the product zero, however large the other factors are.
-        if shape.contains(&0) {
-            return Ok(());
-        }
-        let (bytes, offset, end) = shape
-            .iter()
-            .try_fold(u64::from(element_bytes), |bytes, &len| {
-                bytes.checked_mul(len)
-            })
-            .and_then(|bytes| {
-                let offset = self.end.checked_next_multiple_of(self.alignment)?;
-                Some((bytes, offset, offset.checked_add(bytes)?))
-            })
-            .ok_or(Error::overflow(name.as_str()))?;
-        self.done.push(Region {
-            name,
-            allocation: name.allocation(),
-            shape: shape.to_vec(),
-            element_bytes,
-            offset,
-            bytes,
-        });
-        self.end = end;
-        Ok(())
-    }
-
-    /// Closes the current allocation and returns its size.
-    fn finish(&mut self) -> Result<u64> {
-        std::mem::take(&mut self.end)
-            .checked_next_multiple_of(self.alignment)
-            .ok_or(Error::overflow("the size of an allocation"))
-    }
 }
 
 /// The largest row budget W with which the plan fits into `bytes`. It is a multiple of the page
@@ -804,18 +737,6 @@ mod tests {
             ]
         );
         assert_eq!((plan.step_bytes, plan.backend_bytes), (5120, 512));
-    }
-
-    #[test]
-    fn what_is_not_used_takes_nothing() {
-        let decode_only = plan(&MemoryNeeds {
-            expanded_tokens: 0,
-            rows: 0,
-            ..needs()
-        })
-        .unwrap();
-        let names: Vec<_> = decode_only.regions.iter().map(Region::name).collect();
-        assert_eq!(names, ["kv_cache", "absorbed_queries", "absorbed_outputs"]);
     }
 
     #[test]

@@ -251,16 +251,6 @@ mod tests {
     }
 
     #[test]
-    fn another_ranks_tokens_are_skipped() {
-        // Two ranks take two tokens each in turn. This rank holds the tokens 0 1 4 5 8 at its
-        // positions 0 to 4.
-        let parallel = ContextParallel::new(2, 2).unwrap();
-        let tables = BlockTables::new(&[3, 1], 2, 4).unwrap();
-        let slots = tables.new_token_slots_on(&[Request { q: 9, kv: 9 }], parallel, 0);
-        assert_eq!(slots, Ok(vec![12, 13, -1, -1, 14, 15, -1, -1, 4]));
-    }
-
-    #[test]
     fn refusals() {
         let tables = BlockTables::new(&[7, -2], 2, 16).unwrap();
         let parallel = ContextParallel::new(2, 1).unwrap();

@@ -19,11 +19,8 @@ impl Registry {
         device: &D,
         config: &LayerConfig,
     ) -> Result<SelectedPrefill<D>, SelectionError> {
-        prefill_of(
-            self.get_on(device.target(), Phase::Prefill, name)?,
-            device,
-            config,
-        )
+        let entry = self.get_on(device.target(), Phase::Prefill, name)?;
+        selected(entry, device, config)
     }
 
     /// Makes the decode backend of this name for one layer on `device`. Calls go through one
@@ -38,63 +35,34 @@ impl Registry {
         device: &D,
         config: &LayerConfig,
     ) -> Result<SelectedDecode<D>, SelectionError> {
-        decode_of(
-            self.get_on(device.target(), Phase::Decode, name)?,
-            device,
-            config,
-        )
+        let entry = self.get_on(device.target(), Phase::Decode, name)?;
+        selected(entry, device, config)
     }
 }
 
-/// The entry's prefill backend for one layer, unless a reason speaks against it.
-pub(crate) fn prefill_of<D: Device>(
+/// The entry's backend for one layer, unless a reason speaks against it. `S` is the selected
+/// backend of the entry's phase.
+pub(crate) fn selected<D: Device, S: 'static>(
     entry: &Entry,
     device: &D,
     config: &LayerConfig,
-) -> Result<SelectedPrefill<D>, SelectionError> {
-    validate(entry, device, config)?;
-    match entry.make_prefill(device, config) {
-        Some(made) => Ok(made?),
-        None => Err(other_device::<D>(entry)),
-    }
-}
-
-/// The entry's decode backend for one layer, unless a reason speaks against it.
-pub(crate) fn decode_of<D: Device>(
-    entry: &Entry,
-    device: &D,
-    config: &LayerConfig,
-) -> Result<SelectedDecode<D>, SelectionError> {
-    validate(entry, device, config)?;
-    match entry.make_decode(device, config) {
-        Some(made) => Ok(made?),
-        None => Err(other_device::<D>(entry)),
-    }
-}
-
-fn validate<D: Device>(
-    entry: &Entry,
-    device: &D,
-    config: &LayerConfig,
-) -> Result<(), SelectionError> {
-    let target = device.target();
+) -> Result<S, SelectionError> {
+    let (phase, name, target) = (entry.spec.phase, entry.spec.name, device.target());
     let reasons = Registry::reasons_against(entry, target, &config.problem, true);
-    if reasons.is_empty() {
-        return Ok(());
+    if !reasons.is_empty() {
+        return Err(SelectionError::Refused {
+            phase,
+            name,
+            target,
+            reasons: Box::new(reasons),
+        });
     }
-    Err(SelectionError::Refused {
-        phase: entry.spec.phase,
-        name: entry.spec.name,
-        target,
-        reasons: Box::new(reasons),
-    })
-}
-
-#[cold]
-fn other_device<D: Device>(entry: &Entry) -> SelectionError {
-    SelectionError::OtherDevice {
-        phase: entry.spec.phase,
-        name: entry.spec.name,
-        given: std::any::type_name::<D>(),
+    match entry.make(device, config) {
+        Some(made) => Ok(made?),
+        None => Err(SelectionError::OtherDevice {
+            phase,
+            name,
+            given: std::any::type_name::<D>(),
+        }),
     }
 }

@@ -13,7 +13,7 @@
 //! All others follow in the order of the constants below. Decode backends have no reference order,
 //! so they follow that order, too.
 
-use crate::backend::{Entry, not_built, not_registered};
+use crate::backend::Entry;
 use crate::model::{DType, HeadDims, KvFormat};
 use crate::spec::{
     BackendSpec, CacheDims, Capability, CapabilityMatch, Cause, Feature, FeatureSet, GraphSupport,
@@ -27,9 +27,6 @@ const BLACKWELL: CapabilityMatch = CapabilityMatch::Family(10);
 
 // Other head dimensions than R1's, for which some prefill kernels are built.
 const GLM_5: HeadDims = HeadDims::new(192, 64, 256);
-
-const F16_BF16: &[KvFormat] = &[KvFormat::F16, KvFormat::BF16];
-const F16_BF16_FP8: &[KvFormat] = &[KvFormat::F16, KvFormat::BF16, KvFormat::Fp8];
 
 const fn prefill(name: &'static str, provider: &'static str) -> BackendSpec {
     BackendSpec {
@@ -147,7 +144,6 @@ pub const FLASHMLA: BackendSpec = BackendSpec {
 /// FlashAttention 3 on the rows of the cache.
 pub const FLASH_ATTN_MLA: BackendSpec = BackendSpec {
     capabilities: &[HOPPER],
-    kv_formats: F16_BF16,
     page_sizes: PageSizes::MultipleOf(16),
     query_len: QueryLen::Ragged,
     graphs: GraphSupport::UniformBatch,
@@ -201,7 +197,7 @@ pub const CUTLASS_MLA: BackendSpec = BackendSpec {
 
 /// Triton's decode, for every capability.
 pub const TRITON_MLA: BackendSpec = BackendSpec {
-    kv_formats: F16_BF16_FP8,
+    kv_formats: &[KvFormat::F16, KvFormat::BF16, KvFormat::Fp8],
     page_sizes: PageSizes::MultipleOf(16),
     query_len: QueryLen::Uniform,
     graphs: GraphSupport::UniformBatch,
@@ -268,61 +264,6 @@ const fn sparse_on_hopper(name: &'static str, provider: &'static str) -> Backend
     }
 }
 
-const fn unbuilt(spec: BackendSpec) -> Entry {
-    Entry::known(spec, not_built)
-}
-
-// The entries of backends that kernels of mla-kernels replace under other names.
-macro_rules! here {
-    ($($function:ident: $backends:literal,)*) => {$(
-        const fn $function(spec: BackendSpec) -> Entry {
-            Entry::known(spec, || {
-                Err(Cause::Instead($backends))
-            })
-        }
-    )*};
-}
-
-here! {
-    attention_is_here: "WGMMA_ATTN on Hopper, MMA_ATTN on every GPU since Ampere",
-    decode_is_here: "WGMMA_MLA on Hopper, MMA_MLA on every GPU since Ampere",
-    hopper_decode_is_here: "WGMMA_MLA",
-    sparse_is_here: "WGMMA_MLA_SPARSE on Hopper, MMA_MLA_SPARSE on every GPU since Ampere",
-    hopper_sparse_is_here: "WGMMA_MLA_SPARSE",
-    portable_sparse_is_here: "MMA_MLA_SPARSE",
-}
-
-// The entry of a backend that mla-flashinfer implements.
-const fn in_mla_flashinfer(spec: BackendSpec) -> Entry {
-    Entry::known(spec, || Err(Cause::NotLinked("mla-flashinfer")))
-}
-
-const fn in_mla_flashmla(spec: BackendSpec) -> Entry {
-    Entry::known(spec, || Err(Cause::NotLinked("mla-flashmla")))
-}
-
-const fn in_mla_cudnn(spec: BackendSpec) -> Entry {
-    Entry::known(spec, || Err(Cause::NotLinked("mla-cudnn")))
-}
-
-const fn with_cubins(spec: BackendSpec) -> Entry {
-    Entry::known(spec, || {
-        Err(Cause::Needs("NVIDIA's cubins, which have no source"))
-    })
-}
-
-const fn with_python(spec: BackendSpec) -> Entry {
-    Entry::known(spec, || {
-        Err(Cause::Needs(
-            "Python, which compiles its kernels when it runs",
-        ))
-    })
-}
-
-const fn unregistered(spec: BackendSpec) -> Entry {
-    Entry::known(spec, not_registered)
-}
-
 /// The prefill backend of the CPU device.
 pub const CPU_PREFILL: BackendSpec = BackendSpec {
     key_layout: KeyLayout::Split,
@@ -362,34 +303,41 @@ const fn cpu(phase: Phase) -> BackendSpec {
     }
 }
 
-const fn in_mla_cpu(spec: BackendSpec) -> Entry {
-    const fn elsewhere() -> Result<(), Cause> {
-        Err(Cause::NotLinked("mla-cpu"))
-    }
-    Entry::known(spec, elsewhere)
+const FLASHINFER_CRATE: Cause = Cause::NotLinked("mla-flashinfer");
+const CPU_CRATE: Cause = Cause::NotLinked("mla-cpu");
+const PYTHON: Cause = Cause::Needs("Python, which compiles its kernels when it runs");
+const HOPPER_SPARSE: Cause = Cause::Instead("WGMMA_MLA_SPARSE");
+
+// Makes an entry of each spec, with the cause why this version does not run it.
+macro_rules! known {
+    ($($spec:expr => $cause:expr,)*) => {
+        &[$(Entry::known($spec, || Err($cause))),*]
+    };
 }
 
 /// Every known backend. A name may occur several times, for different kinds of devices.
-pub static KNOWN: &[Entry] = &[
-    attention_is_here(FLASH_ATTN),
-    in_mla_flashinfer(FLASHINFER),
-    with_cubins(TRTLLM_RAGGED),
-    with_python(TOKENSPEED_MLA_PREFILL),
-    unbuilt(ROCM_AITER_FA),
-    in_mla_cudnn(CUDNN),
-    unregistered(custom(Platform::Cuda)),
-    unregistered(custom(Platform::Rocm)),
-    unregistered(custom(Platform::Cpu)),
-    in_mla_flashmla(FLASHMLA),
-    hopper_decode_is_here(FLASH_ATTN_MLA),
-    in_mla_flashinfer(FLASHINFER_MLA),
-    with_python(TOKENSPEED_MLA_DECODE),
-    in_mla_flashinfer(CUTLASS_MLA),
-    decode_is_here(TRITON_MLA),
-    sparse_is_here(FLASHMLA_SPARSE),
-    portable_sparse_is_here(FLASHINFER_MLA_SPARSE),
-    hopper_sparse_is_here(FLASH_ATTN_MLA_SPARSE),
-    hopper_sparse_is_here(FLASHINFER_MLA_SPARSE_SM90),
-    in_mla_cpu(CPU_PREFILL),
-    in_mla_cpu(CPU_DECODE),
-];
+pub static KNOWN: &[Entry] = known! {
+    FLASH_ATTN => Cause::Instead("WGMMA_ATTN on Hopper, MMA_ATTN on every GPU since Ampere"),
+    FLASHINFER => FLASHINFER_CRATE,
+    TRTLLM_RAGGED => Cause::Needs("NVIDIA's cubins, which have no source"),
+    TOKENSPEED_MLA_PREFILL => PYTHON,
+    ROCM_AITER_FA => Cause::NotBuilt,
+    CUDNN => Cause::NotLinked("mla-cudnn"),
+    custom(Platform::Cuda) => Cause::NotRegistered,
+    custom(Platform::Rocm) => Cause::NotRegistered,
+    custom(Platform::Cpu) => Cause::NotRegistered,
+    FLASHMLA => Cause::NotLinked("mla-flashmla"),
+    FLASH_ATTN_MLA => Cause::Instead("WGMMA_MLA"),
+    FLASHINFER_MLA => FLASHINFER_CRATE,
+    TOKENSPEED_MLA_DECODE => PYTHON,
+    CUTLASS_MLA => FLASHINFER_CRATE,
+    TRITON_MLA => Cause::Instead("WGMMA_MLA on Hopper, MMA_MLA on every GPU since Ampere"),
+    FLASHMLA_SPARSE => Cause::Instead(
+        "WGMMA_MLA_SPARSE on Hopper, MMA_MLA_SPARSE on every GPU since Ampere"
+    ),
+    FLASHINFER_MLA_SPARSE => Cause::Instead("MMA_MLA_SPARSE"),
+    FLASH_ATTN_MLA_SPARSE => HOPPER_SPARSE,
+    FLASHINFER_MLA_SPARSE_SM90 => HOPPER_SPARSE,
+    CPU_PREFILL => CPU_CRATE,
+    CPU_DECODE => CPU_CRATE,
+};

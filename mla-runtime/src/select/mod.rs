@@ -9,9 +9,8 @@ mod selection;
 
 pub use error::SelectionError;
 pub use explain::{Candidate, Explanation};
-pub(crate) use instantiate::{decode_of, prefill_of};
+pub(crate) use instantiate::selected;
 pub use registry::Registry;
-pub(crate) use selection::Best;
 pub use selection::{Selection, SelectionRequest, tried_before};
 
 /// The ways in which a program gets backends. Every error about missing backends contains this

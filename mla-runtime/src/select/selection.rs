@@ -22,7 +22,7 @@ use crate::Error;
 use crate::backend::{Entry, LayerConfig};
 use crate::model::KvFormat;
 use crate::select::{Candidate, Explanation, Registry, SelectionError};
-use crate::spec::{BackendSpec, Phase, Problem, Reasons, Target};
+use crate::spec::{BackendSpec, Phase, Problem, Target};
 
 /// The request of a selection: a problem on some hardware, and the other acceptable caches.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -175,49 +175,6 @@ const fn name_before(a: &[u8], b: &[u8]) -> bool {
     a.len() < b.len()
 }
 
-/// The best of the candidates so far: the one that is tried first among those without a reason
-/// against them. Usable in constants, so that the compiler chooses as a selection at run time does.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Best<'a> {
-    target: Target,
-    chosen: Option<(usize, &'a BackendSpec)>,
-}
-
-impl<'a> Best<'a> {
-    /// The best of no candidates.
-    pub(crate) const fn on(target: Target) -> Self {
-        Self {
-            target,
-            chosen: None,
-        }
-    }
-
-    /// Adds a candidate, which is identified by `index`.
-    #[must_use]
-    pub(crate) const fn or(self, index: usize, spec: &'a BackendSpec, reasons: &Reasons) -> Self {
-        let better = match self.chosen {
-            Some((_, chosen)) => tried_before(spec, chosen, self.target),
-            None => true,
-        };
-        if better && reasons.is_empty() {
-            Self {
-                target: self.target,
-                chosen: Some((index, spec)),
-            }
-        } else {
-            self
-        }
-    }
-
-    /// The index of the best candidate, if there is one.
-    pub(crate) const fn index(self) -> Option<usize> {
-        match self.chosen {
-            Some((index, _)) => Some(index),
-            None => None,
-        }
-    }
-}
-
 impl Registry {
     /// Chooses backends to run, and logs them as a `tracing` event, with the explanation as an
     /// event of level debug. All other events of this project report problems with a GPU, such as a
@@ -352,13 +309,7 @@ impl Registry {
             .and_then(|name| candidates.iter().position(|c| c.spec.name == name));
         let selected = match preferred {
             Some(index) => Some(index).filter(|index| candidates[*index].is_valid()),
-            None => {
-                let all = candidates.iter().enumerate();
-                all.fold(Best::on(target), |best, (index, candidate)| {
-                    best.or(index, &candidate.spec, &candidate.reasons)
-                })
-                .index()
-            }
+            None => candidates.iter().position(Candidate::is_valid),
         };
         (candidates, preferred, selected)
     }

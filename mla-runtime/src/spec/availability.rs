@@ -2,7 +2,7 @@
 
 use super::family::{self, CompiledFamily, write_feature};
 use crate::spec::Target;
-use crate::text::{self, Text};
+use crate::text::{self, Text, list};
 
 /// The reason why a backend cannot run, whatever the problem is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -90,56 +90,35 @@ impl Cause {
     pub(crate) const fn write(self, text: &mut Text<'_>) {
         match self {
             Self::NotBuilt => text.push("not built in this version"),
-            Self::Needs(what) => {
-                text.push("not built: it needs ");
-                text.push(what);
-            }
+            Self::Needs(what) => text.parts(&["not built: it needs ", what]),
             Self::Instead(backends) => {
-                text.push("not built here: in its place mla-kernels has ");
-                text.push(backends);
+                text.parts(&["not built here: in its place mla-kernels has ", backends]);
             }
             Self::NotLinked(package) => {
-                text.push("not linked: the crate ");
-                text.push(package);
-                text.push(" has it");
+                text.parts(&["not linked: the crate ", package, " has it"]);
             }
             Self::NotRegistered => text.push("no backend registered under this name"),
             Self::FeatureOff { package, feature } => {
-                text.push("feature `");
-                text.push(feature);
-                text.push("` of ");
-                text.push(package);
-                text.push(" is off");
+                text.parts(&["feature `", feature, "` of ", package, " is off"]);
             }
             Self::FeaturesOff { package, features } => {
                 text.push("none of the features ");
-                write_list(features, "`", text);
-                text.push(" of ");
-                text.push(package);
-                text.push(" is on");
+                list!(features, text, |name| text.parts(&["`", name, "`"]));
+                text.parts(&[" of ", package, " is on"]);
             }
             Self::NoDriver => text.push("no driver on this machine"),
             Self::NoDevice => text.push("no device on this machine"),
-            Self::LibraryMissing(library) => {
-                text.push("library ");
-                text.push(library);
-                text.push(" is missing");
-            }
+            Self::LibraryMissing(library) => text.parts(&["library ", library, " is missing"]),
             Self::LibraryVersion {
                 library,
                 given: [major, minor, patch],
                 accepted,
             } => {
-                text.push("library ");
-                text.push(library);
-                text.push(": given ");
-                text.number(major);
-                text.push(".");
-                text.number(minor);
+                text.parts(&["library ", library, ": given "]);
+                write_release([major, minor], text);
                 text.push(".");
                 text.number(patch);
-                text.push(", accepted ");
-                text.push(accepted);
+                text.parts(&[", accepted ", accepted]);
             }
             Self::DriverVersion {
                 given,
@@ -167,9 +146,12 @@ impl Cause {
             }
             Self::Instead(_) => text.push("ask for that by its name, or for none"),
             Self::NotLinked(package) => {
-                text.push("depend on ");
-                text.push(package);
-                text.push(", for a GPU with the feature of its family, and name it in the program");
+                text.parts(&[
+                    "depend on ",
+                    package,
+                    ", for a GPU with the feature of its family",
+                ]);
+                text.push(", and name it in the program");
             }
             Self::NotRegistered => text.push(
                 "link a backend crate (`use its_crate as _;`) or add its ENTRY to the registry",
@@ -177,18 +159,15 @@ impl Cause {
             Self::FeatureOff { feature, .. } => write_feature(feature, text),
             Self::FeaturesOff { features, .. } => {
                 text.push("build with `--features` and one of these: ");
-                write_list(features, "", text);
+                list!(features, text, |name| text.push(name));
             }
             Self::NoDriver => text.push("install the driver"),
             Self::NoDevice => text.push("run on a machine with such a device"),
             Self::LibraryVersion {
                 library, accepted, ..
             } => {
-                text.push("install ");
-                text.push(library);
-                text.push(" ");
-                text.push(accepted);
-                text.push(" where the loader finds it first");
+                let place = " where the loader finds it first";
+                text.parts(&["install ", library, " ", accepted, place]);
             }
             Self::DriverVersion {
                 accepted, driver, ..
@@ -198,9 +177,7 @@ impl Cause {
                 text.push(", or compile the kernels with an older CUDA");
             }
             Self::LibraryMissing(library) => {
-                text.push("install ");
-                text.push(library);
-                text.push(" where the loader finds it");
+                text.parts(&["install ", library, " where the loader finds it"]);
             }
             Self::CompiledFor(families) => {
                 if !family::write_remedy(families, text) {
@@ -227,21 +204,7 @@ const fn write_driver(release: [u32; 2], driver: Option<&str>, text: &mut Text<'
     write_release(release, text);
     text.push(" or later");
     if let Some(driver) = driver {
-        text.push(" (");
-        text.push(driver);
-        text.push(" or later)");
-    }
-}
-
-// Writes the names with commas between them, each within two marks.
-const fn write_list(names: &[&str], mark: &str, text: &mut Text<'_>) {
-    let mut i = 0;
-    while i < names.len() {
-        text.comma(i);
-        text.push(mark);
-        text.push(names[i]);
-        text.push(mark);
-        i += 1;
+        text.parts(&[" (", driver, " or later)"]);
     }
 }
 

@@ -1,14 +1,13 @@
 //! The spec of a backend, as a constant, and its validation against a problem.
 
-use crate::model::{DType, HeadDims, KvFormat, MAX_DIM, MlaDims};
+use crate::model::{DType, HeadDims, KvFormat, MAX_DIM};
 use crate::setters::setters;
 use crate::spec::{
     Accepted, CapabilityMatch, Cause, Feature, FeatureSet, Field, Given, Platform, Problem, Reason,
     Reasons, Target, on,
 };
-use crate::text::is_equal;
+use crate::text::{any, is_equal};
 
-use super::support::contains;
 use super::support::{
     CacheDims, GraphSupport, HeadCounts, KeyLayout, LseOutput, LsePrecision, PageSizes, Phase,
     Priority, QueryFormat, QueryLen, SparseSupport,
@@ -159,8 +158,8 @@ impl BackendSpec {
             .unless(
                 self.platform.same(target.platform),
                 Field::Platform,
-                Given::Platform(target.platform),
-                Accepted::Platform(self.platform),
+                Given::Text(target.platform.name()),
+                Accepted::Text(self.platform.name()),
             )
             .unless(
                 matches!(target.platform, Platform::Cpu) || self.accepts_capability(target),
@@ -171,7 +170,7 @@ impl BackendSpec {
             .unless(
                 self.accepts_dtype(problem.dtype),
                 Field::DType,
-                Given::DType(problem.dtype),
+                Given::Text(problem.dtype.name()),
                 Accepted::DTypes(self.dtypes),
             );
         reasons = self.and_shapes(reasons, problem);
@@ -201,7 +200,7 @@ impl BackendSpec {
         if let Some(dims) = self.dims {
             let given = problem.dims.head;
             reasons = reasons.unless(
-                contains_dims(dims, given),
+                any!(dims, |accepted| accepted.same(given)),
                 Field::Dims,
                 Given::Dims(given),
                 Accepted::Dims(dims),
@@ -210,7 +209,8 @@ impl BackendSpec {
         if let Some(dims) = self.cache_dims {
             let given = CacheDims::new(problem.dims.latent, problem.dims.head.rope);
             reasons = reasons.unless(
-                contains_cache_dims(dims, problem),
+                any!(dims, |it| it.latent == given.latent
+                    && it.rope == given.rope),
                 Field::CacheDims,
                 Given::CacheDims(given),
                 Accepted::CacheDims(dims),
@@ -226,7 +226,7 @@ impl BackendSpec {
 
     const fn and_cache_and_step(&self, mut reasons: Reasons, problem: &Problem) -> Reasons {
         if let Some(accepted) = self.refuses_kv_format(problem) {
-            let given = Given::KvFormat(problem.kv_format);
+            let given = Given::Text(problem.kv_format.name());
             reasons = reasons.unless(false, Field::KvFormat, given, accepted);
         }
         reasons
@@ -239,14 +239,14 @@ impl BackendSpec {
             .unless(
                 self.query_len as u8 >= problem.query_len as u8,
                 Field::QueryLen,
-                Given::QueryLen(problem.query_len),
-                Accepted::QueryLen(self.query_len),
+                Given::Text(problem.query_len.name()),
+                Accepted::Text(self.query_len.name()),
             )
             .unless(
                 self.graphs as u8 >= problem.graphs as u8,
                 Field::Graphs,
-                Given::Graphs(problem.graphs),
-                Accepted::Graphs(self.graphs),
+                Given::Text(problem.graphs.name()),
+                Accepted::Text(self.graphs.name()),
             )
     }
 
@@ -256,12 +256,8 @@ impl BackendSpec {
             (false, SparseSupport::Required) => ("dense", "sparse"),
             _ => return reasons,
         };
-        reasons.unless(
-            false,
-            Field::Sparse,
-            Given::Text(given),
-            Accepted::Text(accepted),
-        )
+        let (given, accepted) = (Given::Text(given), Accepted::Text(accepted));
+        reasons.unless(false, Field::Sparse, given, accepted)
     }
 
     const fn and_features(&self, mut reasons: Reasons, problem: &Problem) -> Reasons {
@@ -277,7 +273,7 @@ impl BackendSpec {
                     || !problem.features.contains(feature)
                     || self.features.contains(feature),
                 Field::Features,
-                Given::Feature(feature),
+                Given::Text(feature.name()),
                 Accepted::Features(self.features),
             );
             i += 1;
@@ -286,7 +282,8 @@ impl BackendSpec {
     }
 
     /// The reasons against this backend for `problem` on `target`. They include the reason why the
-    /// backend cannot run there at all.
+    /// backend cannot run there at all. A part that this machine lacks counts only if the backend
+    /// has to run here.
     pub const fn reasons(
         &self,
         target: Target,
@@ -294,22 +291,13 @@ impl BackendSpec {
         availability: Result<(), Cause>,
     ) -> Reasons {
         let reasons = self.validate(target, problem);
-        match Self::unavailable(availability, target) {
-            Some(reason) => reasons.with(reason),
-            None => reasons,
-        }
-    }
-
-    /// The reason that `availability` gives on `target`. A part that this machine lacks counts only
-    /// if the backend has to run here.
-    pub const fn unavailable(availability: Result<(), Cause>, target: Target) -> Option<Reason> {
         match on(availability, target) {
-            Err(cause) => Some(Reason {
+            Err(cause) => reasons.with(Reason {
                 field: Field::Availability,
                 given: Given::Cause(cause),
                 accepted: Accepted::Remedy(cause),
             }),
-            Ok(()) => None,
+            Ok(()) => reasons,
         }
     }
 
@@ -322,7 +310,11 @@ impl BackendSpec {
     /// fields contradict each other or the phase. In a constant this is a compile error.
     pub const fn checked(self) -> Self {
         self.check_lists();
-        self.check_platform();
+        assert!(
+            !matches!(self.platform, Platform::Cpu) || self.priority.by_capability.is_empty(),
+            "priority: given one per capability, accepted an integer: a processor has no compute \
+             capability"
+        );
         self.check_heads();
         self.check_memory();
         self.check_dims();
@@ -343,14 +335,10 @@ impl BackendSpec {
             !self.name.is_empty(),
             "name: given \"\", accepted a non-empty name"
         );
-        let mut i = 0;
-        while i < RESERVED_NAMES.len() {
-            assert!(
-                !is_equal(self.name, RESERVED_NAMES[i]),
-                "name: given a word that stands for backends of any name, accepted the name of one"
-            );
-            i += 1;
-        }
+        assert!(
+            !any!(RESERVED_NAMES, |word| is_equal(self.name, word)),
+            "name: given a word that stands for backends of any name, accepted the name of one"
+        );
         assert!(
             !self.capabilities.is_empty(),
             "sm: given an empty list, accepted at least one capability"
@@ -358,30 +346,6 @@ impl BackendSpec {
         assert!(
             !self.dtypes.is_empty(),
             "dtypes: given an empty list, accepted at least one dtype"
-        );
-        if let Some(dims) = self.dims {
-            assert!(
-                !dims.is_empty(),
-                "dims: given an empty list, accepted at least one (P,R,V)"
-            );
-        }
-        if let Some(dims) = self.cache_dims {
-            assert!(
-                !dims.is_empty(),
-                "cache_dims: given an empty list, accepted at least one (L,R)"
-            );
-        }
-    }
-
-    /// Checks that the capabilities fit the platform: a processor has none.
-    const fn check_platform(&self) {
-        if !matches!(self.platform, Platform::Cpu) {
-            return;
-        }
-        assert!(
-            self.priority.by_capability.is_empty(),
-            "priority: given one per capability, accepted an integer: a processor has no compute \
-             capability"
         );
     }
 
@@ -402,14 +366,10 @@ impl BackendSpec {
                     !counts.is_empty(),
                     "heads: given an empty list, accepted at least one count"
                 );
-                let mut i = 0;
-                while i < counts.len() {
-                    assert!(
-                        0 < counts[i] && counts[i] <= MAX_DIM,
-                        "heads: given 0 or a count beyond 65536, accepted 1 to 65536"
-                    );
-                    i += 1;
-                }
+                assert!(
+                    !any!(counts, |count| count == 0 || count > MAX_DIM),
+                    "heads: given 0 or a count beyond 65536, accepted 1 to 65536"
+                );
             }
             HeadCounts::Any => {}
         }
@@ -427,7 +387,7 @@ impl BackendSpec {
                     "page_sizes: given an empty list, accepted at least one size"
                 );
                 assert!(
-                    !contains(sizes, 0),
+                    !any!(sizes, |size| size == 0),
                     "page_sizes: given 0, accepted 1 and up"
                 );
             }
@@ -439,31 +399,29 @@ impl BackendSpec {
         );
     }
 
-    /// Checks that some problem can have these dimensions.
+    /// Checks that the lists of dimensions are not empty, and that some problem can have each.
     const fn check_dims(&self) {
-        let mut i = 0;
-        while let Some(dims) = self.dims
-            && i < dims.len()
-        {
-            let HeadDims { nope, rope, v } = dims[i];
+        if let Some(dims) = self.dims {
             assert!(
-                0 < nope && nope <= MAX_DIM && rope <= MAX_DIM && 0 < v && v <= MAX_DIM,
+                !dims.is_empty(),
+                "dims: given an empty list, accepted at least one (P,R,V)"
+            );
+            assert!(
+                !any!(dims, |dims| !dims.are_possible()),
                 "dims: given one that no problem has, accepted P and V of 1 to 65536, and R of 0 \
                  to 65536"
             );
-            i += 1;
         }
-        let mut i = 0;
-        while let Some(rows) = self.cache_dims
-            && i < rows.len()
-        {
-            let CacheDims { latent, rope } = rows[i];
+        if let Some(rows) = self.cache_dims {
             assert!(
-                0 < latent && latent <= MAX_DIM && rope <= MAX_DIM,
+                !rows.is_empty(),
+                "cache_dims: given an empty list, accepted at least one (L,R)"
+            );
+            assert!(
+                !any!(rows, |row| !row.are_possible()),
                 "cache_dims: given one that no problem has, accepted L of 1 to 65536, and R of 0 \
                  to 65536"
             );
-            i += 1;
         }
     }
 
@@ -528,56 +486,33 @@ impl BackendSpec {
     /// Checks that each dtype has a cache format, and that each format has a listed dtype and can
     /// hold the rows.
     const fn check_caches(&self) {
-        let (mut i, mut quantised) = (0, false);
-        while i < self.kv_formats.len() {
-            match self.kv_formats[i].dtype() {
-                Some(dtype) => assert!(
-                    self.accepts_dtype(dtype),
-                    "kv: given a format whose dtype is not among the dtypes, accepted theirs \
-                     and quantised formats"
-                ),
-                None => quantised = true,
-            }
-            self.check_rows(self.kv_formats[i]);
-            i += 1;
-        }
-        let mut i = 0;
-        while i < self.dtypes.len() && !quantised {
-            assert!(
-                self.has_format(KvFormat::of(self.dtypes[i])),
-                "kv: given no format for one of the dtypes, accepted one for each"
-            );
-            i += 1;
-        }
+        let formats = self.kv_formats;
+        assert!(
+            !any!(formats, |format| match format.dtype() {
+                Some(dtype) => !self.accepts_dtype(dtype),
+                None => false,
+            }),
+            "kv: given a format whose dtype is not among the dtypes, accepted theirs and quantised \
+             formats"
+        );
+        let rows = match self.cache_dims {
+            Some(rows) => rows,
+            None => &[],
+        };
+        assert!(
+            !any!(rows, |row| any!(formats, |format| !row.fits(format))),
+            "cache_dims: given a row that a format of `kv` cannot hold, accepted latent widths \
+             that are multiples of 128 beside fp8_ds_mla, and of 4 beside fp8_per_token"
+        );
+        assert!(
+            any!(formats, |format| format.dtype().is_none())
+                || !any!(self.dtypes, |dtype| !self.has_format(KvFormat::of(dtype))),
+            "kv: given no format for one of the dtypes, accepted one for each"
+        );
     }
 
     const fn has_format(&self, format: KvFormat) -> bool {
-        let mut i = 0;
-        while i < self.kv_formats.len() {
-            if self.kv_formats[i].same(format) {
-                return true;
-            }
-            i += 1;
-        }
-        false
-    }
-
-    const fn check_rows(&self, format: KvFormat) {
-        let mut i = 0;
-        while let Some(rows) = self.cache_dims
-            && i < rows.len()
-        {
-            let head = HeadDims {
-                rope: rows[i].rope,
-                ..HeadDims::R1
-            };
-            assert!(
-                format.holds(MlaDims::new(rows[i].latent, head)),
-                "cache_dims: given a row that a format of `kv` cannot hold, accepted latent widths \
-                 that are multiples of 128 beside fp8_ds_mla, and of 4 beside fp8_per_token"
-            );
-            i += 1;
-        }
+        any!(self.kv_formats, |own| own.same(format))
     }
 
     /// Checks the fields about the requests of a step against one another.
@@ -608,68 +543,28 @@ impl BackendSpec {
         let Some(capability) = target.capability else {
             return false;
         };
-        let mut i = 0;
-        while i < self.capabilities.len() {
-            if self.capabilities[i].accepts(capability) {
-                return true;
-            }
-            i += 1;
-        }
-        false
+        any!(self.capabilities, |set| set.accepts(capability))
     }
 
     const fn accepts_dtype(&self, dtype: DType) -> bool {
-        let mut i = 0;
-        while i < self.dtypes.len() {
-            if self.dtypes[i].same(dtype) {
-                return true;
-            }
-            i += 1;
-        }
-        false
+        any!(self.dtypes, |own| own.same(dtype))
     }
 
     // An unquantised cache must hold the compute dtype. Converting its rows during attention would
     // be a second format without a name.
     const fn refuses_kv_format(&self, problem: &Problem) -> Option<Accepted> {
-        let mut i = 0;
-        while i < self.kv_formats.len() {
-            if self.kv_formats[i].same(problem.kv_format) {
-                return match problem.kv_format.dtype() {
-                    Some(dtype) if !dtype.same(problem.dtype) => {
-                        Some(Accepted::KvFormat(KvFormat::of(problem.dtype)))
-                    }
-                    _ => None,
-                };
-            }
-            i += 1;
+        if !self.has_format(problem.kv_format) {
+            return Some(Accepted::KvFormats(self.kv_formats));
         }
-        Some(Accepted::KvFormats(self.kv_formats))
+        match problem.kv_format.dtype() {
+            Some(dtype) if !dtype.same(problem.dtype) => {
+                Some(Accepted::KvFormat(KvFormat::of(problem.dtype)))
+            }
+            _ => None,
+        }
     }
 }
 
 /// Words that stand for backends of any name, as in `--decode all`. No backend may have them as its
 /// name.
 const RESERVED_NAMES: &[&str] = &["ALL", "AUTO"];
-
-const fn contains_dims(list: &[HeadDims], dims: HeadDims) -> bool {
-    let mut i = 0;
-    while i < list.len() {
-        if list[i].same(dims) {
-            return true;
-        }
-        i += 1;
-    }
-    false
-}
-
-const fn contains_cache_dims(list: &[CacheDims], problem: &Problem) -> bool {
-    let mut i = 0;
-    while i < list.len() {
-        if list[i].latent == problem.dims.latent && list[i].rope == problem.dims.head.rope {
-            return true;
-        }
-        i += 1;
-    }
-    false
-}

@@ -7,7 +7,7 @@
 
 use super::family::{Code, CompiledFamily};
 use super::kernels::Fault;
-use crate::text::is_equal;
+use crate::text::{any, is_equal};
 
 /// The families that a backend's kernels may belong to: those that its key `feature` names, or all
 /// families if the key names none.
@@ -26,24 +26,19 @@ impl Build {
 
     /// The number of families.
     pub const fn families(self) -> usize {
-        let (mut rest, mut count) = (self.text, 0);
-        while let Some(text) = rest {
-            let (group, next) = self.group(text);
-            count += group.is_some() as usize;
-            rest = next;
+        let mut n = 0;
+        while self.nth(n).is_some() {
+            n += 1;
         }
-        count
+        n
     }
 
     /// The number of targets of all families together.
     pub const fn targets(self) -> usize {
-        let (mut rest, mut count) = (self.text, 0);
-        while let Some(text) = rest {
-            let (group, next) = self.group(text);
-            if let Some(group) = group {
-                count += group.count();
-            }
-            rest = next;
+        let (mut count, mut n) = (0, 0);
+        while let Some(group) = self.nth(n) {
+            count += group.count();
+            n += 1;
         }
         count
     }
@@ -51,19 +46,14 @@ impl Build {
     /// The targets, grouped by family. `N` must be [`targets`](Self::targets).
     pub const fn read_targets<const N: usize>(self) -> [&'static str; N] {
         let mut targets = [""; N];
-        let (mut rest, mut len) = (self.text, 0);
-        while let Some(text) = rest {
-            let (group, next) = self.group(text);
-            if let Some(group) = group {
-                let mut names = group.compiled();
-                while let Some(list) = names {
-                    let (name, more) = split(list, b',');
-                    targets[len] = name;
-                    len += 1;
-                    names = more;
-                }
+        let (mut len, mut n) = (0, 0);
+        while let Some(group) = self.nth(n) {
+            let mut t = 0;
+            while let Some(name) = nth(group.compiled, b',', t) {
+                targets[len] = name;
+                (len, t) = (len + 1, t + 1);
             }
-            rest = next;
+            n += 1;
         }
         targets
     }
@@ -78,22 +68,18 @@ impl Build {
             name: "",
             targets: &[],
         }; N];
-        let (mut rest, mut len, mut left) = (self.text, 0, targets);
-        while let Some(text) = rest {
-            let (group, next) = self.group(text);
-            if let Some(group) = group {
-                let (targets, others) = left.split_at(group.count());
-                left = others;
-                // No feature has the name `all`: it stands for the constant with the kernels
-                // outside of any folder.
-                let of_none = is_equal(group.name, "all");
-                families[len] = CompiledFamily {
-                    name: if of_none { "ALL" } else { group.name },
-                    targets,
-                };
-                len += 1;
-            }
-            rest = next;
+        let (mut n, mut left) = (0, targets);
+        while let Some(group) = self.nth(n) {
+            let (targets, others) = left.split_at(group.count());
+            left = others;
+            // No feature has the name `all`: it stands for the constant with the kernels outside
+            // of any folder.
+            let of_none = is_equal(group.name, "all");
+            families[n] = CompiledFamily {
+                name: if of_none { "ALL" } else { group.name },
+                targets,
+            };
+            n += 1;
         }
         families
     }
@@ -101,42 +87,46 @@ impl Build {
     /// The fault that two families have a GPU in common. On such a GPU nothing says whose kernels
     /// the backend launches.
     pub const fn fault(self) -> Option<Fault> {
-        let mut rest = self.text;
-        while let Some(text) = rest {
-            let (group, next) = self.group(text);
-            let mut others = next;
-            while let Some(text) = others {
-                let (other, next) = self.group(text);
-                if let (Some(group), Some(other)) = (group, other)
-                    && group.overlaps(other)
-                {
+        let mut n = 0;
+        while let Some(group) = self.nth(n) {
+            n += 1;
+            let mut m = n;
+            while let Some(other) = self.nth(m) {
+                if group.overlaps(other) {
                     return Some(Fault::overlap(group.name, other.name));
                 }
-                others = next;
+                m += 1;
             }
-            rest = next;
         }
         None
     }
 
-    // Returns the first group of the text if the backend may belong to it, and the text after it.
-    const fn group(self, text: &'static str) -> (Option<Group>, Option<&'static str>) {
-        let (first, rest) = split(text, b';');
-        let group = Group::read(first);
-        let counts = !self.names_a_group() || is_among(group.name, self.features);
-        (if counts { Some(group) } else { None }, rest)
+    // The group of this number, among those that the backend may belong to.
+    const fn nth(self, number: usize) -> Option<Group> {
+        let all = !self.names_a_group();
+        let (mut left, mut n) = (number, 0);
+        while let Some(text) = nth(self.text, b';', n) {
+            let group = Group::read(text);
+            if all || is_among(group.name, self.features) {
+                if left == 0 {
+                    return Some(group);
+                }
+                left -= 1;
+            }
+            n += 1;
+        }
+        None
     }
 
     // Returns true if one of the features has the name of a family. Other features turn on several
     // families or something else.
     const fn names_a_group(self) -> bool {
-        let mut rest = self.text;
-        while let Some(text) = rest {
-            let (first, next) = split(text, b';');
-            if is_among(Group::read(first).name, self.features) {
+        let mut n = 0;
+        while let Some(text) = nth(self.text, b';', n) {
+            if is_among(Group::read(text).name, self.features) {
                 return true;
             }
-            rest = next;
+            n += 1;
         }
         false
     }
@@ -146,8 +136,9 @@ impl Build {
 #[derive(Clone, Copy)]
 struct Group {
     name: &'static str,
-    on: bool,
     targets: &'static str,
+    // The targets, or `None` if the family is off.
+    compiled: Option<&'static str>,
 }
 
 impl Group {
@@ -156,53 +147,55 @@ impl Group {
         if let Some(rest) = rest
             && let (state, Some(targets)) = split(rest, b':')
         {
+            let on = is_equal(state, "on") && !targets.is_empty();
             return Self {
                 name,
-                on: is_equal(state, "on"),
                 targets,
+                compiled: if on { Some(targets) } else { None },
             };
         }
         panic!("MLA_BUILD_COMPILED: accepted what mla-build sets: unset it elsewhere")
     }
 
-    // Returns the targets, or `None` if the family is off.
-    const fn compiled(self) -> Option<&'static str> {
-        if self.on && !self.targets.is_empty() {
-            Some(self.targets)
-        } else {
-            None
-        }
-    }
-
     const fn count(self) -> usize {
-        let (mut rest, mut count) = (self.compiled(), 0);
-        while let Some(list) = rest {
-            (_, rest) = split(list, b',');
-            count += 1;
+        let mut n = 0;
+        while nth(self.compiled, b',', n).is_some() {
+            n += 1;
         }
-        count
+        n
     }
 
     // Returns true if, with both families compiled, some GPU could run code of either.
     const fn overlaps(self, other: Self) -> bool {
-        let mut mine = Some(self.targets);
-        while let Some(list) = mine {
-            let (name, more) = split(list, b',');
-            let mut others = Some(other.targets);
-            while let Some(list) = others {
-                let (other, more) = split(list, b',');
-                if !name.is_empty()
-                    && !other.is_empty()
-                    && Code::read(name).set().overlaps(Code::read(other).set())
+        let mut n = 0;
+        while let Some(mine) = nth(Some(self.targets), b',', n) {
+            let mut m = 0;
+            while let Some(theirs) = nth(Some(other.targets), b',', m) {
+                if !mine.is_empty()
+                    && !theirs.is_empty()
+                    && Code::read(mine).set().overlaps(Code::read(theirs).set())
                 {
                     return true;
                 }
-                others = more;
+                m += 1;
             }
-            mine = more;
+            n += 1;
         }
         false
     }
+}
+
+// The part of this number of a list, whose parts have the mark between them.
+const fn nth(list: Option<&'static str>, mark: u8, number: usize) -> Option<&'static str> {
+    let (mut rest, mut left) = (list, number);
+    while let Some(text) = rest {
+        let (part, next) = split(text, mark);
+        if left == 0 {
+            return Some(part);
+        }
+        (rest, left) = (next, left - 1);
+    }
+    None
 }
 
 // Splits the text at the first `mark`. Neither part contains the mark.
@@ -220,14 +213,7 @@ const fn split(text: &'static str, mark: u8) -> (&'static str, Option<&'static s
 }
 
 const fn is_among(name: &str, names: &[&str]) -> bool {
-    let mut i = 0;
-    while i < names.len() {
-        if is_equal(name, names[i]) {
-            return true;
-        }
-        i += 1;
-    }
-    false
+    any!(names, |other| is_equal(name, other))
 }
 
 #[cfg(test)]

@@ -43,9 +43,7 @@ impl Capability {
     pub(crate) const fn number(self) -> u16 {
         self.major as u16 * 10 + self.minor as u16
     }
-}
 
-impl Capability {
     pub(crate) const fn write(self, text: &mut Text<'_>) {
         text.number(self.major as u32);
         text.push(".");
@@ -102,9 +100,7 @@ impl CapabilityMatch {
         let (first, last) = self.bounds();
         first <= capability.number() && capability.number() <= last
     }
-}
 
-impl CapabilityMatch {
     /// The numbers of the first and the last capability in the set.
     pub(crate) const fn bounds(self) -> (u16, u16) {
         match self {
@@ -181,9 +177,7 @@ impl Target {
             present: true,
         }
     }
-}
 
-impl Target {
     pub(crate) const fn write(self, text: &mut Text<'_>) {
         match (self.platform, self.capability) {
             (Platform::Cuda, Some(capability)) => {

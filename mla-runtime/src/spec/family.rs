@@ -1,7 +1,7 @@
 //! Families of kernels, and the targets that each is compiled for.
 
 use crate::spec::{Capability, CapabilityMatch};
-use crate::text::Text;
+use crate::text::{Text, any};
 
 /// Kernels that are compiled together, for the same targets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -22,14 +22,8 @@ impl CompiledFamily {
     ///
     /// If nvcc has no target of one of the names. In a constant this is a compile error.
     pub const fn runs_on(&self, capability: Capability) -> bool {
-        let mut i = 0;
-        while i < self.targets.len() {
-            if Code::read(self.targets[i]).runs_on(capability) {
-                return true;
-            }
-            i += 1;
-        }
-        false
+        any!(self.targets, |target| Code::read(target)
+            .runs_on(capability))
     }
 
     /// The target whose machine code a driver loads on this capability, and the capability that the
@@ -66,17 +60,9 @@ impl CompiledFamily {
             .map(|(target, code)| (target, code.from))
     }
 
-    /// Returns true if the family is named after a Cargo feature.
-    const fn is_a_feature(&self) -> bool {
-        let name = self.name.as_bytes();
-        let mut i = 0;
-        while i < name.len() {
-            if name[i].is_ascii_uppercase() {
-                return false;
-            }
-            i += 1;
-        }
-        true
+    /// Returns true if the family is named after a constant, and not after a Cargo feature.
+    const fn is_a_constant(&self) -> bool {
+        any!(self.name.as_bytes(), |byte| byte.is_ascii_uppercase())
     }
 
     pub(super) const fn is_left_out(&self) -> bool {
@@ -84,20 +70,29 @@ impl CompiledFamily {
     }
 }
 
-/// Writes every target of every family, with commas between them.
-pub(crate) const fn write_targets(families: &[CompiledFamily], text: &mut Text<'_>) {
-    let (mut f, mut written) = (0, 0);
+/// The target of this number, counted through all families in their order.
+pub(super) const fn nth_target(families: &[CompiledFamily], number: usize) -> Option<&'static str> {
+    let (mut left, mut f) = (number, 0);
     while f < families.len() {
-        let mut t = 0;
-        while t < families[f].targets.len() {
-            text.comma(written);
-            text.push(families[f].targets[t]);
-            written += 1;
-            t += 1;
+        let targets = families[f].targets;
+        if left < targets.len() {
+            return Some(targets[left]);
         }
+        left -= targets.len();
         f += 1;
     }
-    if written == 0 {
+    None
+}
+
+/// Writes every target of every family, with commas between them.
+pub(crate) const fn write_targets(families: &[CompiledFamily], text: &mut Text<'_>) {
+    let mut n = 0;
+    while let Some(target) = nth_target(families, n) {
+        text.comma(n);
+        text.push(target);
+        n += 1;
+    }
+    if n == 0 {
         text.push("nothing");
     }
 }
@@ -110,12 +105,12 @@ pub(crate) const fn write_remedy(families: &[CompiledFamily], text: &mut Text<'_
     while i > 0 {
         i -= 1;
         if families[i].is_left_out() {
-            if families[i].is_a_feature() {
-                write_feature(families[i].name, text);
+            let name = families[i].name;
+            if families[i].is_a_constant() {
+                let compiles = "turn on what compiles its kernels: the constant `";
+                text.parts(&[compiles, name, "` is empty"]);
             } else {
-                text.push("turn on what compiles its kernels: the constant `");
-                text.push(families[i].name);
-                text.push("` is empty");
+                write_feature(name, text);
             }
             return true;
         }
@@ -125,9 +120,7 @@ pub(crate) const fn write_remedy(families: &[CompiledFamily], text: &mut Text<'_
 
 /// Writes the option that turns a feature on.
 pub(super) const fn write_feature(feature: &str, text: &mut Text<'_>) {
-    text.push("build with `--features ");
-    text.push(feature);
-    text.push("`");
+    text.parts(&["build with `--features ", feature, "`"]);
 }
 
 // The capabilities that a target's code runs on, beyond the one in its name.
@@ -154,9 +147,12 @@ impl Code {
             None => {
                 let mut bytes = [0; 256];
                 let mut text = Text::new(&mut bytes);
-                text.push("compiled: given the target `");
-                text.push(target);
-                text.push("`, accepted nvcc's names, such as sm_90a, sm_100f, sm_80, compute_80");
+                text.parts(&[
+                    "compiled: given the target `",
+                    target,
+                    "`, accepted nvcc's names",
+                ]);
+                text.push(", such as sm_90a, sm_100f, sm_80, compute_80");
                 panic!("{}", text.as_str())
             }
         }

@@ -77,9 +77,7 @@ impl FeatureSet {
             .copied()
             .filter(move |feature| self.contains(*feature))
     }
-}
 
-impl FeatureSet {
     pub(crate) const fn write(self, text: &mut Text<'_>) {
         let (mut i, mut written) = (0, 0);
         while i < Feature::ALL.len() {

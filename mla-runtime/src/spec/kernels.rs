@@ -7,8 +7,8 @@
 
 use crate::spec::{Capability, CapabilityMatch, Cause, Target};
 
-use super::family::{Code, CompiledFamily, write_targets};
-use crate::text::Text;
+use super::family::{Code, CompiledFamily, nth_target, write_targets};
+use crate::text::{Text, any};
 
 /// A GPU on which every test of a backend passed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -75,23 +75,15 @@ impl KernelFacts {
         let Some(families) = self.families else {
             return !runs.is_empty();
         };
-        let mut i = 0;
-        while i < runs.len() {
-            let same = match (
-                first_on(families, runs[i].capability),
-                first_on(families, capability),
-            ) {
-                (Some(there), Some(here)) => there == here,
-                // A family that is not compiled has no code, and another reason says so.
-                (_, None) => true,
-                (None, Some(_)) => false,
-            };
-            if same {
-                return true;
-            }
-            i += 1;
-        }
-        false
+        any!(runs, |run| match (
+            first_on(families, run.capability),
+            first_on(families, capability),
+        ) {
+            (Some(there), Some(here)) => there == here,
+            // A family that is not compiled has no code, and another reason says so.
+            (_, None) => true,
+            (None, Some(_)) => false,
+        })
     }
 
     /// Checks that the kernels can run on `target`. Unless the backend was `asked` for by name, it
@@ -136,12 +128,8 @@ impl KernelFacts {
         if families.is_empty() {
             return None;
         }
-        let mut i = 0;
-        while i < families.len() {
-            if families[i].is_left_out() {
-                return None;
-            }
-            i += 1;
+        if any!(families, |family| family.is_left_out()) {
+            return None;
         }
         let mut i = 0;
         while i < declared.len() {
@@ -163,18 +151,13 @@ impl KernelFacts {
 #[doc(hidden)]
 pub const fn capabilities<const N: usize>(families: &[CompiledFamily]) -> [CapabilityMatch; N] {
     let mut sets = [CapabilityMatch::Any; N];
-    let mut len = 0;
-    let mut f = 0;
-    while f < families.len() {
-        let mut t = 0;
-        while t < families[f].targets.len() {
-            if is_first_of_its_set(families, f, t) {
-                sets[len] = Code::read(families[f].targets[t]).set();
-                len += 1;
-            }
-            t += 1;
+    let (mut len, mut n) = (0, 0);
+    while let Some(target) = nth_target(families, n) {
+        if is_first_of_its_set(families, n) {
+            sets[len] = Code::read(target).set();
+            len += 1;
         }
-        f += 1;
+        n += 1;
     }
     sets
 }
@@ -187,40 +170,27 @@ pub const fn capabilities<const N: usize>(families: &[CompiledFamily]) -> [Capab
 /// Same as [`CompiledFamily::runs_on`].
 #[doc(hidden)]
 pub const fn count(families: &[CompiledFamily]) -> usize {
-    let mut count = 0;
-    let mut f = 0;
-    while f < families.len() {
-        let mut t = 0;
-        while t < families[f].targets.len() {
-            if is_first_of_its_set(families, f, t) {
-                count += 1;
-            }
-            t += 1;
-        }
-        f += 1;
+    let (mut count, mut n) = (0, 0);
+    while nth_target(families, n).is_some() {
+        count += is_first_of_its_set(families, n) as usize;
+        n += 1;
     }
     if count == 0 { 1 } else { count }
 }
 
 // Returns true if no other target's set includes the set of this target. If several sets are equal,
 // only the first of them counts.
-const fn is_first_of_its_set(families: &[CompiledFamily], family: usize, target: usize) -> bool {
-    let code = Code::read(families[family].targets[target]);
-    let (mut f, mut before) = (0, true);
-    while f < families.len() {
-        let mut t = 0;
-        while t < families[f].targets.len() {
-            if f == family && t == target {
-                before = false;
-            } else {
-                let other = Code::read(families[f].targets[t]);
-                if other.includes(code) && (before || !code.includes(other)) {
-                    return false;
-                }
-            }
-            t += 1;
+const fn is_first_of_its_set(families: &[CompiledFamily], number: usize) -> bool {
+    let Some(target) = nth_target(families, number) else {
+        return false;
+    };
+    let (code, mut n) = (Code::read(target), 0);
+    while let Some(other) = nth_target(families, n) {
+        let other = Code::read(other);
+        if n != number && other.includes(code) && (n < number || !code.includes(other)) {
+            return false;
         }
-        f += 1;
+        n += 1;
     }
     true
 }
@@ -238,18 +208,9 @@ const fn first_on(families: &[CompiledFamily], capability: Capability) -> Option
 
 // Returns true if a target runs on some capability of `declared`.
 const fn overlaps(declared: CapabilityMatch, families: &[CompiledFamily]) -> bool {
-    let mut f = 0;
-    while f < families.len() {
-        let mut t = 0;
-        while t < families[f].targets.len() {
-            if declared.overlaps(Code::read(families[f].targets[t]).set()) {
-                return true;
-            }
-            t += 1;
-        }
-        f += 1;
-    }
-    false
+    any!(families, |family| any!(family.targets, |target| {
+        declared.overlaps(Code::read(target).set())
+    }))
 }
 
 /// The sentence on a declaration that no build can fulfil.
@@ -268,10 +229,7 @@ impl Fault {
             "compiled: given nothing, accepted the constant of its family that mla-build \
              wrote, such as ",
         );
-        text.push("`raw::SM90`: the package's families ");
-        text.push(one);
-        text.push(" and ");
-        text.push(other);
+        text.parts(&["`raw::SM90`: the package's families ", one, " and ", other]);
         text.push(" have GPUs in common");
         let len = text.as_str().len();
         Self { bytes, len }

@@ -154,74 +154,56 @@ impl Problem {
         .find(|(_, [own, theirs])| own != theirs)
     }
 
+    /// H, L, P, R and V, as extents of tensors.
+    pub(crate) fn extents(&self) -> [usize; 5] {
+        let HeadDims { nope, rope, v } = self.dims.head;
+        [self.heads, self.dims.latent, nope, rope, v].map(|extent| extent as usize)
+    }
+
     /// Returns a fault that rules out every backend, if there is one.
     pub const fn fault(&self) -> Option<Reason> {
-        if self.heads == 0 || self.heads > MAX_DIM {
-            return Some(Reason {
-                field: Field::Heads,
-                given: Given::Count(self.heads),
-                accepted: Accepted::Text("1 to 65536"),
-            });
-        }
-        let HeadDims { nope, rope, v } = self.dims.head;
-        if nope == 0 || v == 0 || nope > MAX_DIM || rope > MAX_DIM || v > MAX_DIM {
-            return Some(Reason {
-                field: Field::Dims,
-                given: Given::Dims(self.dims.head),
-                accepted: Accepted::Text("P and V of 1 to 65536, and R of 0 to 65536"),
-            });
-        }
-        let latent = self.dims.latent;
-        if latent == 0 || latent > MAX_DIM {
-            return Some(Reason {
-                field: Field::CacheDims,
-                given: Given::CacheDims(CacheDims::new(latent, rope)),
-                accepted: Accepted::Text("L of 1 to 65536, and R of 0 to 65536"),
-            });
-        }
-        if !self.kv_format.holds(self.dims) {
-            return Some(Reason {
-                field: Field::KvFormat,
-                given: Given::RowFormat(self.kv_format, latent),
-                accepted: Accepted::Text(
-                    "latents that are multiples of 128 in fp8_ds_mla, and of 4 in fp8_per_token",
-                ),
-            });
-        }
-        if self.has_split_cache() && !self.kv_format.splits() {
-            return Some(Reason {
-                field: Field::KvFormat,
-                given: Given::KvFormat(self.kv_format),
-                accepted: Accepted::Text(
-                    "f32, f16, bf16 or fp8 in a split cache: the others are one row",
-                ),
-            });
-        }
-        if self.has_split_cache() && rope == 0 {
-            return Some(Reason {
-                field: Field::Features,
-                given: Given::Feature(Feature::SplitCache),
-                accepted: Accepted::Text("one row, where R is 0"),
-            });
-        }
-        // A rank's layer counts only the tokens in its own part of the cache, so it does not know
-        // their positions.
-        if self.context_parallel && self.features.contains(Feature::QueryScales) {
-            return Some(Reason {
-                field: Field::Features,
-                given: Given::Feature(Feature::QueryScales),
-                accepted: Accepted::Text(
-                    "none beside context_parallel: the engine multiplies queries itself",
-                ),
-            });
-        }
-        if self.page_size == 0 || self.page_size > MAX_PAGE_SIZE {
-            return Some(Reason {
-                field: Field::PageSize,
-                given: Given::Count(self.page_size),
-                accepted: Accepted::Text("1 to 2147483647"),
-            });
-        }
-        None
+        let (latent, rope) = (self.dims.latent, self.dims.head.rope);
+        let row = CacheDims::new(latent, rope);
+        let split = self.has_split_cache();
+        let (field, given, accepted) = if self.heads == 0 || self.heads > MAX_DIM {
+            (Field::Heads, Given::Count(self.heads), "1 to 65536")
+        } else if !self.dims.head.are_possible() {
+            let accepted = "P and V of 1 to 65536, and R of 0 to 65536";
+            (Field::Dims, Given::Dims(self.dims.head), accepted)
+        } else if !row.are_possible() {
+            let accepted = "L of 1 to 65536, and R of 0 to 65536";
+            (Field::CacheDims, Given::CacheDims(row), accepted)
+        } else if !self.kv_format.holds(self.dims) {
+            let accepted =
+                "latents that are multiples of 128 in fp8_ds_mla, and of 4 in fp8_per_token";
+            let given = Given::RowFormat(self.kv_format, latent);
+            (Field::KvFormat, given, accepted)
+        } else if split && !self.kv_format.splits() {
+            let accepted = "f32, f16, bf16 or fp8 in a split cache: the others are one row";
+            (
+                Field::KvFormat,
+                Given::Text(self.kv_format.name()),
+                accepted,
+            )
+        } else if split && rope == 0 {
+            let given = Given::Text(Feature::SplitCache.name());
+            (Field::Features, given, "one row, where R is 0")
+        } else if self.context_parallel && self.features.contains(Feature::QueryScales) {
+            // A rank's layer counts only the tokens in its own part of the cache, so it does not
+            // know their positions.
+            let given = Given::Text(Feature::QueryScales.name());
+            let accepted = "none beside context_parallel: the engine multiplies queries itself";
+            (Field::Features, given, accepted)
+        } else if self.page_size == 0 || self.page_size > MAX_PAGE_SIZE {
+            let given = Given::Count(self.page_size);
+            (Field::PageSize, given, "1 to 2147483647")
+        } else {
+            return None;
+        };
+        Some(Reason {
+            field,
+            given,
+            accepted: Accepted::Text(accepted),
+        })
     }
 }

@@ -6,95 +6,63 @@
 
 use std::fmt;
 
-use super::support::{CacheDims, GraphSupport, HeadCounts, PageSizes, QueryLen};
+use super::support::{CacheDims, HeadCounts, PageSizes};
 use crate::Error;
 use crate::model::{DType, HeadDims, KvFormat};
-use crate::spec::{Capability, CapabilityMatch, Cause, Feature, FeatureSet, Platform};
-use crate::text::{self, Text};
+use crate::spec::{Capability, CapabilityMatch, Cause, Feature, FeatureSet};
+use crate::text::{self, Text, list, names};
 
-/// The subject of a reason.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Field {
-    /// The kind of device.
-    Platform,
-    /// The compute capability.
-    Capability,
-    /// The dtype of queries and outputs.
-    DType,
-    /// The per-head dimensions (P, R, V).
-    Dims,
-    /// The latent and rotary widths of a cache row.
-    CacheDims,
-    /// The number of query heads.
-    Heads,
-    /// The format of the cache.
-    KvFormat,
-    /// The page size of the cache.
-    PageSize,
-    /// The variation of query lengths within a batch.
-    QueryLen,
-    /// CUDA graph capture.
-    Graphs,
-    /// The log-sum-exp output.
-    Lse,
-    /// Writing a quantised output.
-    QuantOutput,
-    /// Attention to a list of slots.
-    Sparse,
-    /// A feature beyond plain causal attention.
-    Features,
-    /// The availability of the backend, if it cannot run at all.
-    Availability,
-}
-
-impl Field {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Platform => "platform",
-            Self::Capability => "capability",
-            Self::DType => "dtype",
-            Self::Dims => "dims",
-            Self::CacheDims => "cache_dims",
-            Self::Heads => "heads",
-            Self::KvFormat => "kv_format",
-            Self::PageSize => "page_size",
-            Self::QueryLen => "query_len",
-            Self::Graphs => "graphs",
-            Self::Lse => "lse",
-            Self::QuantOutput => "quant_output",
-            Self::Sparse => "sparse",
-            Self::Features => "features",
-            Self::Availability => "availability",
-        }
+names! {
+    /// The subject of a reason.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(crate) enum Field {
+        /// The kind of device.
+        Platform = "platform",
+        /// The compute capability.
+        Capability = "capability",
+        /// The dtype of queries and outputs.
+        DType = "dtype",
+        /// The per-head dimensions (P, R, V).
+        Dims = "dims",
+        /// The latent and rotary widths of a cache row.
+        CacheDims = "cache_dims",
+        /// The number of query heads.
+        Heads = "heads",
+        /// The format of the cache.
+        KvFormat = "kv_format",
+        /// The page size of the cache.
+        PageSize = "page_size",
+        /// The variation of query lengths within a batch.
+        QueryLen = "query_len",
+        /// CUDA graph capture.
+        Graphs = "graphs",
+        /// The log-sum-exp output.
+        Lse = "lse",
+        /// Writing a quantised output.
+        QuantOutput = "quant_output",
+        /// Attention to a list of slots.
+        Sparse = "sparse",
+        /// A feature beyond plain causal attention.
+        Features = "features",
+        /// The availability of the backend, if it cannot run at all.
+        Availability = "availability",
     }
 }
 
 /// The value that the problem has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Given {
-    /// A kind of device.
-    Platform(Platform),
     /// A compute capability, or none if it is unknown.
     Capability(Option<Capability>),
-    /// A dtype.
-    DType(DType),
     /// Per-head dimensions.
     Dims(HeadDims),
     /// The widths of a cache row.
     CacheDims(CacheDims),
     /// A number of heads or of tokens in a page.
     Count(u32),
-    /// A cache format.
-    KvFormat(KvFormat),
     /// A cache format, and the width of the latent that its rows would have to hold.
     RowFormat(KvFormat, u32),
-    /// A kind of query lengths.
-    QueryLen(QueryLen),
-    /// A level of graph support.
-    Graphs(GraphSupport),
-    /// A feature.
-    Feature(Feature),
-    /// A description of something that is wanted or not.
+    /// A name, or a description of something that is wanted or not.
     Text(&'static str),
     /// The reason why the backend cannot run.
     Cause(Cause),
@@ -103,22 +71,15 @@ pub(crate) enum Given {
 impl Given {
     const fn write(self, text: &mut Text<'_>) {
         match self {
-            Self::Platform(x) => text.push(x.name()),
             Self::Capability(Some(x)) => x.write(text),
             Self::Capability(None) => text.push("unknown"),
-            Self::DType(x) => text.push(x.name()),
             Self::Dims(x) => x.write(text),
             Self::CacheDims(x) => x.write(text),
             Self::Count(x) => text.number(x),
-            Self::KvFormat(x) => text.push(x.name()),
             Self::RowFormat(format, latent) => {
-                text.push(format.name());
-                text.push(" for a latent of ");
+                text.parts(&[format.name(), " for a latent of "]);
                 text.number(latent);
             }
-            Self::QueryLen(x) => text.push(x.name()),
-            Self::Graphs(x) => text.push(x.name()),
-            Self::Feature(x) => text.push(x.name()),
             Self::Text(x) => text.push(x),
             Self::Cause(x) => x.write(text),
         }
@@ -130,8 +91,6 @@ text::display!(Given, Accepted, Reason, Reasons);
 /// The values that the backend would have accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Accepted {
-    /// A kind of device.
-    Platform(Platform),
     /// Sets of capabilities.
     Capabilities(&'static [CapabilityMatch]),
     /// Dtypes.
@@ -148,54 +107,29 @@ pub(crate) enum Accepted {
     KvFormat(KvFormat),
     /// Page sizes.
     PageSizes(PageSizes),
-    /// The maximum variation of query lengths.
-    QueryLen(QueryLen),
-    /// The maximum support of graphs.
-    Graphs(GraphSupport),
     /// Features.
     Features(FeatureSet),
-    /// A description of something that is supported or not.
+    /// A name, or a description of something that is supported or not.
     Text(&'static str),
     /// The step that would make the backend run.
     Remedy(Cause),
 }
 
-// Writes the items of a slice with commas between them; an expression writes one item. This is a
-// macro because constants cannot yet call a function that is a parameter.
-macro_rules! write_list {
-    ($list:ident, $text:ident, |$item:ident| $write:expr) => {{
-        let mut i = 0;
-        while i < $list.len() {
-            let $item = $list[i];
-            $text.comma(i);
-            $write;
-            i += 1;
-        }
-        if $list.is_empty() {
-            $text.push("none");
-        }
-    }};
-}
-
 impl Accepted {
     const fn write(self, text: &mut Text<'_>) {
         match self {
-            Self::Platform(x) => text.push(x.name()),
-            Self::Capabilities(list) => write_list!(list, text, |x| x.write(text)),
-            Self::DTypes(list) => write_list!(list, text, |x| text.push(x.name())),
-            Self::Dims(list) => write_list!(list, text, |x| x.write(text)),
-            Self::CacheDims(list) => write_list!(list, text, |x| x.write(text)),
+            Self::Capabilities(list) => list!(list, text, |x| x.write(text)),
+            Self::DTypes(list) => list!(list, text, |x| text.push(x.name())),
+            Self::Dims(list) => list!(list, text, |x| x.write(text)),
+            Self::CacheDims(list) => list!(list, text, |x| x.write(text)),
             // A backend that takes any number refuses only 0.
             Self::Heads(HeadCounts::Any) | Self::PageSizes(PageSizes::Any) => text.push("1 and up"),
             Self::Heads(x) => x.write(text),
-            Self::KvFormats(list) => write_list!(list, text, |x| text.push(x.name())),
+            Self::KvFormats(list) => list!(list, text, |x| text.push(x.name())),
             Self::KvFormat(x) => {
-                text.push(x.name());
-                text.push(" (the dtype's own), or a quantised format");
+                text.parts(&[x.name(), " (the dtype's own), or a quantised format"]);
             }
             Self::PageSizes(x) => x.write(text),
-            Self::QueryLen(x) => text.push(x.name()),
-            Self::Graphs(x) => text.push(x.name()),
             Self::Features(x) => x.write(text),
             Self::Text(x) => text.push(x),
             Self::Remedy(x) => x.write_remedy(text),
@@ -242,8 +176,7 @@ impl Reason {
             text.push("; ");
             return cause.write_remedy(text);
         }
-        text.push(self.field.name());
-        text.push(": given ");
+        text.parts(&[self.field.name(), ": given "]);
         self.given.write(text);
         text.push(", accepted ");
         self.accepted.write(text);
@@ -268,7 +201,7 @@ pub struct Reasons {
 impl Reasons {
     /// Validation finds at most one reason for each field, except that each feature can have a
     /// reason.
-    const CAPACITY: usize = Field::Availability as usize + Feature::ALL.len();
+    const CAPACITY: usize = Field::ALL.len() - 1 + Feature::ALL.len();
 
     /// No reason: the backend fits.
     pub const NONE: Self = Self {
@@ -333,15 +266,7 @@ impl Reasons {
     pub fn iter(&self) -> impl Iterator<Item = Reason> + '_ {
         self.items[..self.len].iter().filter_map(|reason| *reason)
     }
-}
 
-impl fmt::Debug for Reasons {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.iter()).finish()
-    }
-}
-
-impl Reasons {
     pub(crate) const fn write(&self, text: &mut Text<'_>) {
         let mut i = 0;
         while let Some(reason) = self.get(i) {
@@ -351,5 +276,11 @@ impl Reasons {
             reason.write(text);
             i += 1;
         }
+    }
+}
+
+impl fmt::Debug for Reasons {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
     }
 }

@@ -1,8 +1,8 @@
 //! The terms in which a spec declares what a backend supports.
 
-use crate::model::DType;
+use crate::model::{DType, KvFormat, MAX_DIM};
 use crate::spec::{CapabilityMatch, Target};
-use crate::text::{self, Text, names};
+use crate::text::{self, Text, any, list, names};
 
 names! {
     /// The computation that a backend does.
@@ -32,9 +32,17 @@ impl CacheDims {
     pub const fn new(latent: u32, rope: u32) -> Self {
         Self { latent, rope }
     }
-}
 
-impl CacheDims {
+    /// Returns true if a cache of this format can have such rows.
+    pub(super) const fn fits(self, format: KvFormat) -> bool {
+        self.latent.is_multiple_of(format.latent_multiple())
+    }
+
+    /// Returns true if a problem can have such rows.
+    pub(super) const fn are_possible(self) -> bool {
+        0 < self.latent && self.latent <= MAX_DIM && self.rope <= MAX_DIM
+    }
+
     pub(crate) const fn write(self, text: &mut Text<'_>) {
         text.push("(");
         text.number(self.latent);
@@ -63,12 +71,10 @@ impl HeadCounts {
         match self {
             Self::Any => heads > 0,
             Self::Range(min, max) => min <= heads && heads <= max,
-            Self::List(counts) => contains(counts, heads),
+            Self::List(counts) => any!(counts, |count| count == heads),
         }
     }
-}
 
-impl HeadCounts {
     pub(crate) const fn write(self, text: &mut Text<'_>) {
         match self {
             Self::Any => text.push("any"),
@@ -77,7 +83,7 @@ impl HeadCounts {
                 text.push(" to ");
                 text.number(max);
             }
-            Self::List(counts) => write_numbers(counts, text),
+            Self::List(counts) => list!(counts, text, |count| text.number(count)),
         }
     }
 }
@@ -99,12 +105,10 @@ impl PageSizes {
         match self {
             Self::Any => size > 0,
             Self::MultipleOf(unit) => size > 0 && size.is_multiple_of(unit),
-            Self::List(sizes) => contains(sizes, size),
+            Self::List(sizes) => any!(sizes, |accepted| accepted == size),
         }
     }
-}
 
-impl PageSizes {
     pub(crate) const fn write(self, text: &mut Text<'_>) {
         match self {
             Self::Any => text.push("any"),
@@ -112,29 +116,9 @@ impl PageSizes {
                 text.push("multiples of ");
                 text.number(unit);
             }
-            Self::List(sizes) => write_numbers(sizes, text),
+            Self::List(sizes) => list!(sizes, text, |size| text.number(size)),
         }
     }
-}
-
-const fn write_numbers(numbers: &[u32], text: &mut Text<'_>) {
-    let mut i = 0;
-    while i < numbers.len() {
-        text.comma(i);
-        text.number(numbers[i]);
-        i += 1;
-    }
-}
-
-pub(super) const fn contains(numbers: &[u32], number: u32) -> bool {
-    let mut i = 0;
-    while i < numbers.len() {
-        if numbers[i] == number {
-            return true;
-        }
-        i += 1;
-    }
-    false
 }
 
 names! {

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::model::{KvFormat, MlaDims};
 use crate::setters::{copies, setters};
 use crate::tensor::{ArrayRef, Memory};
-use crate::{Error, Result};
+use crate::{Error, Result, check_range};
 
 /// The distances between rows, in bytes. Slot `page · page_size + offset` begins at `page ·
 /// page_stride + offset · row_stride`.
@@ -536,13 +536,7 @@ impl<'a, D: Memory> BlockTable<'a, D> {
     ///
     /// If the range does not lie within the requests.
     pub fn range(&self, range: std::ops::Range<usize>) -> Result<Self> {
-        if range.start > range.end || range.end > self.requests {
-            return Err(Error::argument(
-                "request range",
-                format!("{range:?}"),
-                format!("within 0..{}", self.requests),
-            ));
-        }
+        check_range("request range", &range, self.requests)?;
         let entries = self
             .entries
             .range(range.start * self.max_pages..range.end * self.max_pages)?;

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use crate::setters::copies;
 use crate::tensor::{Memory, check_alignment};
-use crate::{Error, Result};
+use crate::{Error, Result, check_range};
 
 /// The convention in which log-sum-exps are written.
 pub trait LseConvention: Copy + Send + Sync + 'static {
@@ -76,13 +76,7 @@ impl LseLayout {
 
     /// The part with the tokens in `range`, and the offset of its first byte.
     fn narrowed<C: LseConvention>(&self, range: Range<usize>) -> Result<(Self, usize)> {
-        if range.start > range.end || range.end > self.tokens {
-            return Err(Error::argument(
-                "token range",
-                format!("{range:?}"),
-                format!("within 0..{}", self.tokens),
-            ));
-        }
+        check_range("token range", &range, self.tokens)?;
         let part = Self {
             tokens: range.len(),
             ..*self

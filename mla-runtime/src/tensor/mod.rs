@@ -10,7 +10,6 @@ mod view;
 pub use cache::{BlockTable, CacheLayout, CacheMut, CacheRef, CacheStrides};
 pub use lse::{Base2TokensFirst, LseConvention, LseLayout, LseMut, LseRef, Natural};
 pub use memory::Memory;
-pub(crate) use rotary::check_positions;
 pub use rotary::{Rotary, RotaryTables};
 pub(crate) use view::check_alignment;
 pub use view::{ArrayRef, Layout, TensorMut, TensorRef};

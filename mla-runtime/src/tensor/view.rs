@@ -14,7 +14,7 @@ use bytemuck::Pod;
 use crate::model::DType;
 use crate::setters::copies;
 use crate::tensor::Memory;
-use crate::{Error, Result, named};
+use crate::{Error, Result, check_range, named};
 
 /// The location of each element: the dtype, the shape, and the strides in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -445,13 +445,7 @@ fn narrowed(
     range: std::ops::Range<usize>,
 ) -> Result<(Layout, usize)> {
     let extent = layout.shape[axis];
-    if range.start > range.end || range.end > extent {
-        return Err(Error::argument(
-            "range",
-            format!("{range:?}"),
-            format!("within 0..{extent}"),
-        ));
-    }
+    check_range("range", &range, extent)?;
     let mut part = *layout;
     part.shape[axis] = range.len();
     part = part.settled();
@@ -537,13 +531,7 @@ impl<'a, D: Memory, T: Pod> ArrayRef<'a, D, T> {
     ///
     /// If the range does not lie within the array.
     pub fn range(&self, range: std::ops::Range<usize>) -> Result<Self> {
-        if range.start > range.end || range.end > self.len {
-            return Err(Error::argument(
-                "range",
-                format!("{range:?}"),
-                format!("within 0..{}", self.len),
-            ));
-        }
+        check_range("range", &range, self.len)?;
         let width = size_of::<T>();
         let bytes = D::byte_range(self.bytes, range.start * width..range.end * width);
         Ok(Self {

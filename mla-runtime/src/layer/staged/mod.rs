@@ -25,16 +25,16 @@ pub(super) struct StagedStep {
     query_scaling: Option<QueryScaling>,
     layout: ArrayLayout,
     staging: Vec<u8>,
-    prepared: bool,
-    tokens: usize,
+    pub(super) prepared: bool,
+    pub(super) tokens: usize,
     /// The slot of each new token.
     slots: Vec<i64>,
     /// The slots that are written, sorted.
     written: Vec<i64>,
     requests: usize,
     /// The number of requests on the absorbed path. They come first.
-    absorbed_requests: usize,
-    absorbed_tokens: usize,
+    pub(super) absorbed_requests: usize,
+    pub(super) absorbed_tokens: usize,
     max_absorbed_query_len: usize,
     max_seq_len: usize,
     /// The numbers of new tokens and of all tokens of each request on the absorbed path.
@@ -53,10 +53,10 @@ pub(super) struct StagedStep {
     context: Vec<ContextChunk>,
     /// The start of each chunk's numbers in the array of chunks, and the end of the last.
     chunk_starts: Vec<usize>,
-    longest: usize,
+    pub(super) longest: usize,
     /// One more than the largest page number in the step. The cache must have at least this number
     /// of pages.
-    pages_end: usize,
+    pub(super) pages_end: usize,
     order: RowOrder,
     causal: bool,
 }
@@ -127,7 +127,7 @@ impl StagedStep {
             let accepted = format!("at most {room} tokens, the limit of a request's pages");
             return Err(Error::argument("requests.total", longest, accepted));
         }
-        let (absorbed, expanded) = requests.split_at(plan.absorbed());
+        let (absorbed, expanded) = requests.split_at(plan.absorbed);
         let longest = absorbed.iter().map(|r| r.q).max().unwrap_or(0);
         if longest as usize > limits.decode_query_len {
             let why = if problem.sparse {
@@ -151,17 +151,17 @@ impl StagedStep {
     /// Stores the lengths of the requests on each path.
     fn stage_lens(&mut self, plan: &StepPlan) {
         let requests = plan.requests();
-        let (absorbed, expanded) = requests.split_at(plan.absorbed());
+        let (absorbed, expanded) = requests.split_at(plan.absorbed);
         // Less than 2³¹, as the check of the limits ensures.
-        let room = (self.limits.pages_per_request * plan.problem().page_size as usize) as u32;
+        let room = (self.limits.pages_per_request * plan.problem.page_size as usize) as u32;
         let max_len = plan.max_len().map_or(0, |len| len.min(room));
         let longest = |lens: &mut dyn Iterator<Item = u32>| lens.max().unwrap_or(0) as usize;
         self.requests = requests.len();
         self.tokens = plan.tokens();
         self.longest = longest(&mut requests.iter().map(|r| r.q.max(r.kv))).max(max_len as usize);
-        self.pages_end = plan.pages_end();
+        self.pages_end = plan.pages_end;
         self.causal = plan.is_causal();
-        self.dense_within = plan.dense_within();
+        self.dense_within = plan.dense_within;
 
         self.absorbed_requests = absorbed.len();
         self.absorbed_tokens = absorbed.iter().map(|r| r.q as usize).sum();
@@ -208,40 +208,18 @@ impl StagedStep {
         ))
     }
 
-    /// Marks the step as prepared, after the arrays are uploaded and the backends have prepared.
-    /// Before that there is no valid step, even if a backend panics.
-    pub(super) fn set_prepared(&mut self) {
-        self.prepared = true;
-    }
-
-    pub(super) fn tokens(&self) -> usize {
-        self.tokens
-    }
-
-    pub(super) fn absorbed_tokens(&self) -> usize {
-        self.absorbed_tokens
-    }
-
-    pub(super) fn absorbed_requests(&self) -> usize {
-        self.absorbed_requests
-    }
-
     pub(super) fn expanded_tokens(&self) -> usize {
         self.tokens - self.absorbed_tokens
     }
 
-    pub(super) fn pages_end(&self) -> usize {
-        self.pages_end
-    }
-
     /// The number of rows in a call's tensors.
     pub(super) fn call_rows(&self) -> usize {
-        self.order.rows()
+        self.order.rows
     }
 
     /// The rows of the step's tokens, if they are in order.
     pub(super) fn rows_in_order(&self) -> Option<Range<usize>> {
-        self.order.span()
+        self.order.span.clone()
     }
 
     /// Returns true if the rows of a call's tensors are exactly those of the step's tokens in
@@ -282,16 +260,11 @@ impl StagedStep {
     pub(super) fn dense_within(&self) -> usize {
         self.dense_within as usize
     }
-
-    /// The maximum number of tokens of a request, in this step and in replays of it.
-    pub(super) fn longest(&self) -> usize {
-        self.longest
-    }
 }
 
 /// Refuses a plan for layers of another problem, if the difference affects the plan.
 fn check_problem(problem: &Problem, plan: &StepPlan) -> Result<()> {
-    let theirs = plan.problem();
+    let theirs = &plan.problem;
     let own = problem
         .with_page_size(theirs.page_size)
         .with_query_len(theirs.query_len)
@@ -326,8 +299,6 @@ fn starts(lens: impl Iterator<Item = u32>) -> impl Iterator<Item = i32> {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
     use crate::layer::StepRequest;
     use crate::model::{DType, MlaDims};
@@ -338,61 +309,6 @@ mod tests {
             page_size,
             query_len: QueryLen::Ragged,
             ..Problem::new(MlaDims::R1, 16, DType::BF16)
-        }
-    }
-
-    // Limits, and a batch that respects them, with the least possible room for context.
-    fn steps() -> impl Strategy<Value = (StepLimits, u32, Vec<Request>)> {
-        let page = prop_oneof![Just(1u32), Just(3), Just(16)];
-        (page, 1usize..12, 1usize..9, 0usize..70, 0usize..5).prop_flat_map(
-            |(page, pages, count, rows, threshold)| {
-                let longest = page * pages as u32;
-                let request = (0..=longest).prop_flat_map(|kv| (0..=kv.min(9), Just(kv)));
-                let request = request.prop_map(|(q, kv)| Request { q, kv });
-                proptest::collection::vec(request, 0..=count).prop_map(move |requests| {
-                    let tokens = requests.iter().map(|r| r.q as usize).sum();
-                    let limits = StepLimits::new(count, tokens, pages)
-                        .with_decode_query_len(threshold)
-                        .with_context_rows(rows.max(page as usize));
-                    (limits, page, requests)
-                })
-            },
-        )
-    }
-
-    proptest! {
-        /// Every step within the limits fits into the arrays, whatever its chunks are.
-        #[test]
-        fn every_step_within_the_limits_fits((limits, page, requests) in steps()) {
-            let entries = requests.len() * limits.pages_per_request;
-            let pages: Vec<i32> = (0..entries as i32).collect();
-            let tables = pages.chunks(limits.pages_per_request);
-            let given: Vec<StepRequest<'_>> = requests
-                .iter()
-                .zip(tables)
-                .map(|(request, pages)| StepRequest::new(request.q, request.kv, pages))
-                .collect();
-            let plan = StepPlan::within(&problem(page), &limits, 4, &given).unwrap();
-            let mut step = StagedStep::new(&limits, &LayerConfig::new(problem(page), 1.0)).unwrap();
-            step.stage(&problem(page), &plan).unwrap();
-            let requests = plan.requests();
-            let end = 4 * step.chunk_starts.last().unwrap();
-            prop_assert!(step.layout.chunks.start + end <= step.layout.chunks.end);
-            let tokens: usize = requests.iter().map(|r| r.q as usize).sum();
-            prop_assert_eq!(step.absorbed_tokens() + step.expanded_tokens(), tokens);
-            // Every context row of the expanded path is in a chunk.
-            let expanded = &requests[step.absorbed_requests()..];
-            let with_tokens = expanded.iter().filter(|r| r.q > 0);
-            let rows: u64 = with_tokens.map(|r| u64::from(r.context_len())).sum();
-            let chunks = step.context();
-            let chunk_rows = chunks.iter().map(|chunk| chunk.rows()).sum::<u64>();
-            let key_lens = &step.prefill_batch().key_lens;
-            let keys: u64 = key_lens.iter().map(|len| u64::from(*len)).sum();
-            let new = step.expanded_tokens() as u64;
-            match step.context_in_one_call {
-                true => prop_assert_eq!((chunk_rows, keys), (0, rows + new)),
-                false => prop_assert_eq!((chunk_rows, keys), (rows, new)),
-            }
         }
     }
 
@@ -412,8 +328,8 @@ mod tests {
             // A graph would capture these: places, counts, and the longest length.
             places.push((
                 format!("{:?}", step.layout),
-                step.absorbed_requests(),
-                step.absorbed_tokens(),
+                step.absorbed_requests,
+                step.absorbed_tokens,
                 step.max_absorbed_query_len,
                 step.max_seq_len,
             ));

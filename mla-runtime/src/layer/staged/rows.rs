@@ -13,10 +13,10 @@ pub(super) struct RowOrder {
     /// The maximum number of rows for which an index has room.
     limit: usize,
     /// The number of rows in the tensors.
-    rows: usize,
+    pub(super) rows: usize,
     /// The rows of the step's tokens, if they are in order. Otherwise an index has the row of each
     /// token.
-    span: Option<Range<usize>>,
+    pub(super) span: Option<Range<usize>>,
     /// The row of each token, if the step has an index.
     of_tokens: Vec<i64>,
     /// The token of each row, or [`SKIPPED`].
@@ -63,14 +63,6 @@ impl RowOrder {
             }
         }
         Ok(())
-    }
-
-    pub(super) fn rows(&self) -> usize {
-        self.rows
-    }
-
-    pub(super) fn span(&self) -> Option<Range<usize>> {
-        self.span.clone()
     }
 
     /// The index of each row and of each token, for the device. It is empty if the rows are in

@@ -11,7 +11,7 @@ use crate::{Error, Result, room};
 
 /// The origin of a plan's requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Origin {
+pub(in crate::layer) enum Origin {
     /// An engine's requests, in any order. Each writes to pages of its own, and none is padding.
     Engine,
     /// Requests in order, with padding, and with pages to which several may write.

@@ -9,7 +9,7 @@ mod rows;
 use std::fmt::Display;
 use std::ops::Range;
 
-use self::check::Origin;
+pub(super) use self::check::Origin;
 use self::paths::Paths;
 use crate::backend::StepLimits;
 use crate::batch::Request;
@@ -72,13 +72,13 @@ impl<'a, T> StepRequest<'a, T> {
 #[derive(Clone, Debug)]
 pub struct StepPlan {
     /// The problem of the layers that the plan is for.
-    problem: Problem,
+    pub(super) problem: Problem,
     /// The maximum number of requests, padding included.
     limit: usize,
     /// The requests in the order of the layer.
     requests: Vec<Request>,
     /// The number of requests on the absorbed path. They come first.
-    absorbed: usize,
+    pub(super) absorbed: usize,
     /// The places of the padding that [`Self::padded_to`] has added.
     padding: Range<usize>,
     /// The numbers of the other requests, in the order of the layer.
@@ -92,12 +92,12 @@ pub struct StepPlan {
     tables: Vec<i32>,
     max_pages: usize,
     /// One more than the largest page number.
-    pages_end: usize,
+    pub(super) pages_end: usize,
     /// For each token, true if it is written; `None` if all tokens except padding are written.
     written: Option<Vec<bool>>,
     /// The origin of the requests. It determines which checks of their pages were made.
     origin: Origin,
-    dense_within: u32,
+    pub(super) dense_within: u32,
     causal: bool,
     max_len: Option<u32>,
 }
@@ -116,19 +116,7 @@ impl StepPlan {
         threshold: u32,
         requests: &[StepRequest<'_, T>],
     ) -> Result<Self> {
-        Self::ordered(problem, limits, threshold, 0, requests)
-    }
-
-    /// Plans an engine's requests, which may be in any order.
-    pub(super) fn ordered<T: Copy + Display + TryInto<i64>>(
-        problem: &Problem,
-        limits: &StepLimits,
-        threshold: u32,
-        dense_within: u32,
-        requests: &[StepRequest<'_, T>],
-    ) -> Result<Self> {
-        let paths = Paths::new(problem, limits, threshold, dense_within)?;
-        Self::planned(&paths, requests, Origin::Engine)
+        Self::planned(problem, limits, threshold, 0, requests, Origin::Engine)
     }
 
     /// Takes requests in the given order, and checks only what the kernels rely on. Requests on the
@@ -153,16 +141,25 @@ impl StepPlan {
         dense_within: u32,
         requests: &[StepRequest<'_, T>],
     ) -> Result<Self> {
-        let paths = Paths::new(problem, limits, threshold, dense_within)?;
-        Self::planned(&paths, requests, Origin::Raw)
+        Self::planned(
+            problem,
+            limits,
+            threshold,
+            dense_within,
+            requests,
+            Origin::Raw,
+        )
     }
 
-    fn planned<T: Copy + Display + TryInto<i64>>(
-        paths: &Paths<'_>,
+    pub(super) fn planned<T: Copy + Display + TryInto<i64>>(
+        problem: &Problem,
+        limits: &StepLimits,
+        threshold: u32,
+        dense_within: u32,
         requests: &[StepRequest<'_, T>],
         origin: Origin,
     ) -> Result<Self> {
-        let (problem, limits) = (paths.problem, paths.limits);
+        let paths = Paths::new(problem, limits, threshold, dense_within)?;
         let pages = check::requests(problem, limits, requests, origin)?;
         let (mut left, page) = (&pages[..], problem.page_size);
         let requests = requests.iter().map(|request| {
@@ -200,7 +197,7 @@ impl StepPlan {
             pages_end: pages.iter().max().map_or(0, |page| *page as usize + 1),
             written: None,
             origin,
-            dense_within: paths.dense_within,
+            dense_within,
             causal: true,
             max_len: None,
         };
@@ -304,22 +301,6 @@ impl StepPlan {
         self.max_len
     }
 
-    pub(super) fn problem(&self) -> &Problem {
-        &self.problem
-    }
-
-    pub(super) fn absorbed(&self) -> usize {
-        self.absorbed
-    }
-
-    pub(super) fn dense_within(&self) -> u32 {
-        self.dense_within
-    }
-
-    pub(super) fn pages_end(&self) -> usize {
-        self.pages_end
-    }
-
     /// Returns true if no two requests write to one page. Then no two tokens have one slot.
     pub(super) fn has_own_pages(&self) -> bool {
         self.origin == Origin::Engine
@@ -374,33 +355,6 @@ mod tests {
 
     fn plan(query_len: QueryLen, requests: &[StepRequest<'_>]) -> Result<StepPlan> {
         StepPlan::within(&problem(query_len), &LIMITS, 4, requests)
-    }
-
-    #[test]
-    fn requests_are_ordered_and_their_rows_known() {
-        let requests = [
-            StepRequest::new(20, 20, &[5, 6]),
-            StepRequest::new(1, 33, &[1, 2, 3, 99]),
-            StepRequest::new(10, 30, &[7, 8]),
-            StepRequest::new(3, 9, &[4]),
-        ];
-        let step = plan(QueryLen::Ragged, &requests).unwrap();
-        assert_eq!(step.order(), [1, 3, 2, 0]);
-        let rows: Vec<_> = (0..4).map(|request| step.rows(request)).collect();
-        assert_eq!(rows, [14..34, 0..1, 4..14, 1..4]);
-        assert_eq!(
-            step.last_rows().collect::<Vec<_>>(),
-            [33, 0, 13, 3].map(Some)
-        );
-        assert_eq!(step.tokens(), 34);
-        assert_eq!(step.tables, [1, 2, 3, 4, 0, 0, 7, 8, 0, 5, 6, 0]);
-        let kv: Vec<u32> = step.requests().iter().map(|r| r.kv).collect();
-        assert_eq!(kv, [33, 9, 30, 20]);
-        // Kernels that need one length get the requests of the most frequent length. The others
-        // take the expanded path.
-        let step = plan(QueryLen::Single, &requests).unwrap();
-        assert_eq!((step.order(), step.absorbed), (&[1, 2, 3, 0][..], 1));
-        assert_eq!(plan(QueryLen::Ragged, &[]).unwrap().tokens(), 0);
     }
 
     /// A page whose conversion gives another number each time.

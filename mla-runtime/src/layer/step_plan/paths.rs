@@ -7,9 +7,8 @@ use crate::{Error, Result};
 
 /// The rules that decide which path a request takes.
 pub(super) struct Paths<'a> {
-    pub(super) problem: &'a Problem,
-    pub(super) limits: &'a StepLimits,
-    pub(super) dense_within: u32,
+    problem: &'a Problem,
+    dense_within: u32,
     /// The maximum number of new tokens of a dense request on the absorbed path.
     threshold: u32,
     /// The maximum number of new tokens of any request on the absorbed path.
@@ -19,7 +18,7 @@ pub(super) struct Paths<'a> {
 impl<'a> Paths<'a> {
     pub(super) fn new(
         problem: &'a Problem,
-        limits: &'a StepLimits,
+        limits: &StepLimits,
         threshold: u32,
         dense_within: u32,
     ) -> Result<Self> {
@@ -30,7 +29,6 @@ impl<'a> Paths<'a> {
         let limit = u32::try_from(limits.decode_query_len).unwrap_or(u32::MAX);
         Ok(Self {
             problem,
-            limits,
             dense_within,
             limit,
             threshold: match problem.query_len {

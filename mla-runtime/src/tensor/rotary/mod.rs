@@ -6,7 +6,7 @@ pub use self::tables::RotaryTables;
 use crate::model::DType;
 use crate::setters::copies;
 use crate::tensor::{ArrayRef, Memory, TensorRef};
-use crate::{Error, Result};
+use crate::{Error, Result, check_len};
 
 use crate::model::RotaryStyle;
 
@@ -118,7 +118,12 @@ impl<'a, D: Memory> Rotary<'a, D> {
         if !width.is_multiple_of(2) {
             return Err(Error::argument("rope", width, "an even number of columns"));
         }
-        check_positions(self.positions()?.len(), tokens)?;
+        check_len(
+            "positions",
+            self.positions()?.len(),
+            tokens,
+            "one for each token",
+        )?;
         let (cos, sin) = (self.cos.layout(), self.sin.layout());
         let expected = [1, cos.shape[1], width / 2];
         for (name, table) in [("cos", cos), ("sin", sin)] {
@@ -139,13 +144,4 @@ impl<'a, D: Memory> Rotary<'a, D> {
         }
         Ok(())
     }
-}
-
-/// Refuses another number of positions than that of the step's tokens.
-pub(crate) fn check_positions(given: usize, tokens: usize) -> Result<()> {
-    if given == tokens {
-        return Ok(());
-    }
-    let accepted = format!("{tokens}, one for each token");
-    Err(Error::argument("positions", given, accepted))
 }
