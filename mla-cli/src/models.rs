@@ -52,7 +52,7 @@ const INDEXER: (Capability, &str) = (Capability::new(9, 0), "sm90");
 struct Report {
     models: Vec<ModelReport>,
     refused: Vec<Refused>,
-    measured: &'static [Measured],
+    measured: Vec<Measured>,
 }
 
 /// A model that cannot be read, since no backend has a part of it.
@@ -175,7 +175,7 @@ impl Report {
         Ok(Self {
             models,
             refused,
-            measured: measured::MEASURED,
+            measured: measured::measured(),
         })
     }
 }

@@ -234,7 +234,7 @@ GPUs. `mla bench BATCH --model NAME --heads N --device cuda` times any other.
 | form | batch | heads | cache | µs | GPU | models / ranks |
 |---|---|---:|---|---:|---|---|
 ";
-    for it in report.measured {
+    for it in &report.measured {
         let form = match it.form {
             Form::Decode => "decode",
             Form::Prefill => "prefill",
@@ -247,9 +247,9 @@ GPUs. `mla bench BATCH --model NAME --heads N --device cuda` times any other.
             it.heads,
             it.kv_format,
             it.micros,
-            it.session.gpu,
-            it.session.date,
-            it.session.commit,
+            it.gpu,
+            it.date,
+            it.commit,
             shapes_of(it, &report.models)
         );
     }
