@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use range::{MAX_SPECS, Range};
+use range::{MAX_SPECS, read_range};
 use template::Template;
 
 #[path = "../../mla-cli/src/batch.rs"]
@@ -17,10 +17,10 @@ mod template;
 fuzz_target!(|text: &str| {
     let mut lines = text.lines();
     let template = lines.next().unwrap_or_default().parse::<Template>();
-    let ranges: Result<Vec<Range>, _> = lines.map(str::parse).collect();
+    let ranges: Result<Vec<_>, _> = lines.map(read_range).collect();
     if let Ok(ranges) = &ranges {
         for range in ranges {
-            assert!((1..=MAX_SPECS).contains(&range.numbers.len()));
+            assert!((1..=MAX_SPECS).contains(&range.len()));
         }
     }
     let (Ok(template), Ok(ranges)) = (template, ranges) else {
@@ -28,7 +28,7 @@ fuzz_target!(|text: &str| {
     };
     let combinations = ranges
         .iter()
-        .try_fold(1usize, |n, range| n.checked_mul(range.numbers.len()));
+        .try_fold(1usize, |n, range| n.checked_mul(range.len()));
     // Expanding many specs of many requests takes longer than a run should.
     if combinations.is_none_or(|count| count > 64) {
         return;

@@ -58,12 +58,9 @@ impl Job for Measurement<'_> {
         // The copy needs a source and a destination.
         about.check_memory("--mib", mib, 2.0 * mib as f64 * f64::from(1 << 20))?;
         let progress = Progress::spinner();
-        let mut fastest = Fastest {
-            timer: Timer::new(device, [args.samples, 3], &progress)?,
-            dtype,
-        };
-        let product = fastest.product(edge)?;
-        let [read, copy] = fastest.traffic(mib << 20)?;
+        let mut timer = Timer::new(device, [args.samples, 3], &progress)?;
+        let product = product(&mut timer, dtype, edge)?;
+        let [read, copy] = traffic(&mut timer, dtype, mib << 20)?;
         Ok(Ceilings {
             device: about.description.clone(),
             dtype: dtype.to_string(),
@@ -79,66 +76,59 @@ impl Job for Measurement<'_> {
     }
 }
 
-/// Times work and takes the fastest run, since a ceiling is what can be reached.
-struct Fastest<'a, D: Stopwatch> {
-    timer: Timer<'a, D>,
+/// Returns the seconds of a product of two square matrices. The fastest run counts, since a ceiling
+/// is a rate that can be reached.
+fn product<D: Stopwatch>(
+    timer: &mut Timer<'_, D>,
     dtype: DType,
+    edge: usize,
+) -> Result<f64, CliError> {
+    let device = timer.device;
+    let square = Layout::contiguous(dtype, [1, edge, edge]);
+    let [a, b] =
+        [1, 2].map(|seed| Normal::new(seed, dtype, 1.0).buffer(device, 0, square.elements()));
+    let (a, b) = (a?, b?);
+    let mut c = device.allocate(square.elements() * dtype.bytes())?;
+    let product = timer.time("a product", [0.0; 2], &mut |device| {
+        device.gemm(
+            TensorRef::new(D::bytes(&a), square)?,
+            TensorRef::new(D::bytes(&b), square)?,
+            TensorMut::new(D::bytes_mut(&mut c), square)?,
+        )
+    })?;
+    Ok(product.min)
 }
 
-impl<D: Stopwatch> Fastest<'_, D> {
-    fn run(
-        &mut self,
-        name: &str,
-        work: &mut dyn FnMut(&D) -> mla_runtime::Result<()>,
-    ) -> Result<f64, CliError> {
-        self.timer.time(name, [0.0; 2], work)?;
-        Ok(self.timer.rows[self.timer.rows.len() - 1].time.min)
-    }
-
-    /// Returns the seconds of a product of two square matrices.
-    fn product(&mut self, edge: usize) -> Result<f64, CliError> {
-        let (device, dtype) = (self.timer.device, self.dtype);
-        let square = Layout::contiguous(dtype, [1, edge, edge]);
-        let [a, b] =
-            [1, 2].map(|seed| Normal::new(seed, dtype, 1.0).buffer(device, 0, square.elements()));
-        let (a, b) = (a?, b?);
-        let mut c = device.allocate(square.elements() * dtype.bytes())?;
-        self.run("a product", &mut |device| {
-            device.gemm(
-                TensorRef::new(D::bytes(&a), square)?,
-                TensorRef::new(D::bytes(&b), square)?,
-                TensorMut::new(D::bytes_mut(&mut c), square)?,
-            )
-        })
-    }
-
-    /// Returns the bytes per second for reading `bytes` bytes, and for copying them.
-    fn traffic(&mut self, bytes: usize) -> Result<[f64; 2], CliError> {
-        let (device, dtype) = (self.timer.device, self.dtype);
-        // Reading is fastest without writing. A product with a vector reads a matrix once.
-        let columns = 4096;
-        let rows = (bytes / dtype.bytes() / columns).max(1);
-        let matrix = Layout::contiguous(dtype, [1, rows, columns]);
-        let vector = Layout::contiguous(dtype, [1, columns, 1]);
-        let result = Layout::contiguous(dtype, [1, rows, 1]);
-        let numbers = Normal::new(3, dtype, 1.0);
-        let from = numbers.buffer(device, 0, matrix.elements())?;
-        let by = numbers.buffer(device, 7, columns)?;
-        let mut to = device.allocate(matrix.elements() * dtype.bytes())?;
-        let read = self.run("reads", &mut |device| {
-            device.gemm(
-                TensorRef::new(D::bytes(&from), matrix)?,
-                TensorRef::new(D::bytes(&by), vector)?,
-                TensorMut::new(D::bytes_mut(&mut to), result)?,
-            )
-        })?;
-        let copy = self.run("copies", &mut |device| {
-            device.copy(
-                TensorRef::new(D::bytes(&from), matrix)?,
-                TensorMut::new(D::bytes_mut(&mut to), matrix)?,
-            )
-        })?;
-        let bytes = (matrix.elements() * dtype.bytes()) as f64;
-        Ok([bytes / read, 2.0 * bytes / copy])
-    }
+/// Returns the bytes per second for reading `bytes` bytes, and for copying them.
+fn traffic<D: Stopwatch>(
+    timer: &mut Timer<'_, D>,
+    dtype: DType,
+    bytes: usize,
+) -> Result<[f64; 2], CliError> {
+    let device = timer.device;
+    // Reading is fastest without writing. A product with a vector reads a matrix once.
+    let columns = 4096;
+    let rows = (bytes / dtype.bytes() / columns).max(1);
+    let matrix = Layout::contiguous(dtype, [1, rows, columns]);
+    let vector = Layout::contiguous(dtype, [1, columns, 1]);
+    let result = Layout::contiguous(dtype, [1, rows, 1]);
+    let numbers = Normal::new(3, dtype, 1.0);
+    let from = numbers.buffer(device, 0, matrix.elements())?;
+    let by = numbers.buffer(device, 7, columns)?;
+    let mut to = device.allocate(matrix.elements() * dtype.bytes())?;
+    let read = timer.time("reads", [0.0; 2], &mut |device| {
+        device.gemm(
+            TensorRef::new(D::bytes(&from), matrix)?,
+            TensorRef::new(D::bytes(&by), vector)?,
+            TensorMut::new(D::bytes_mut(&mut to), result)?,
+        )
+    })?;
+    let copy = timer.time("copies", [0.0; 2], &mut |device| {
+        device.copy(
+            TensorRef::new(D::bytes(&from), matrix)?,
+            TensorMut::new(D::bytes_mut(&mut to), matrix)?,
+        )
+    })?;
+    let bytes = (matrix.elements() * dtype.bytes()) as f64;
+    Ok([bytes / read.min, 2.0 * bytes / copy.min])
 }

@@ -112,6 +112,13 @@ const V: usize = 128;
 /// The number of elements of a token's row in the cache.
 const ROW: usize = LATENT + ROPE;
 
+const FORMATS: [KvFormat; 4] = [
+    KvFormat::BF16,
+    KvFormat::Fp8,
+    KvFormat::Fp8DsMla,
+    KvFormat::Fp8PerToken,
+];
+
 struct Bench<'a, D: Stopwatch> {
     timer: Timer<'a, D>,
     args: &'a Args,
@@ -150,7 +157,8 @@ impl<D: Stopwatch> Bench<'_, D> {
         bytes: usize,
         mut work: impl FnMut(&D) -> Result<()>,
     ) -> Result<()> {
-        self.timer.time(name, [0.0, bytes as f64], &mut work)
+        self.timer.time(name, [0.0, bytes as f64], &mut work)?;
+        Ok(())
     }
 
     fn numbers(&self, dtype: DType, elements: usize) -> Result<D::Buffer> {
@@ -163,12 +171,7 @@ impl<D: Stopwatch> Bench<'_, D> {
 
     fn writes(&mut self) -> Result<()> {
         for tokens in [128, 8192, 65536] {
-            for format in [
-                KvFormat::BF16,
-                KvFormat::Fp8,
-                KvFormat::Fp8DsMla,
-                KvFormat::Fp8PerToken,
-            ] {
+            for format in FORMATS {
                 for heads in [None, Some(16)] {
                     self.write(tokens, format, heads)?;
                 }
@@ -231,12 +234,7 @@ impl<D: Stopwatch> Bench<'_, D> {
 
     fn gathers(&mut self) -> Result<()> {
         for (rows, segments) in [(8192, 4), (65536, 1), (65536, 32), (65536, 1024)] {
-            for format in [
-                KvFormat::BF16,
-                KvFormat::Fp8,
-                KvFormat::Fp8DsMla,
-                KvFormat::Fp8PerToken,
-            ] {
+            for format in FORMATS {
                 let name = format!("gather {format}, {rows} rows, {segments} segments");
                 if self.skips(&name, rows) {
                     continue;

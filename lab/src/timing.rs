@@ -51,22 +51,21 @@ impl<'a, D: Stopwatch> Timer<'a, D> {
         })
     }
 
-    /// Times `work` as a row of this name. It has `flop` operations and `bytes` of traffic.
+    /// Times `work` as a row of this name, and returns its time. It has `flop` operations and
+    /// `bytes` of traffic.
     pub(crate) fn time(
         &mut self,
         name: impl Into<String>,
         [flop, bytes]: [f64; 2],
         work: &mut dyn FnMut(&D) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<Summary> {
         let name = name.into();
         self.progress.begin(&format!("timing {name}"));
         let (samples, _) = self.device.time(&self.protocol, &mut self.flush, work)?;
-        self.rows.push(Row {
-            name,
-            time: Summary::of(&samples),
-            cost: Cost { flop, bytes },
-        });
-        Ok(())
+        let time = Summary::of(&samples);
+        let cost = Cost { flop, bytes };
+        self.rows.push(Row { name, time, cost });
+        Ok(time)
     }
 }
 

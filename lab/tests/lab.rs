@@ -5,32 +5,35 @@ mod refused;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use serde_json::{Value, json};
 
-fn lab(line: &str) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_lab"))
-        .args(line.split_whitespace())
-        .output()
-        .expect("the command starts")
+fn command(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lab"));
+    command.args(line.split_whitespace());
+    command
 }
 
 fn temporary(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
+/// Returns the output, the JSON and the log of a command that succeeds.
+fn lab(name: &str, line: &str) -> (String, Value, String) {
+    let path = temporary(&format!("{name}.json"));
+    let output = command(&format!("{line} --json {}", path.display()))
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    let report = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    (String::from_utf8(output.stdout).unwrap(), report, stderr)
+}
+
 #[test]
 fn ceilings_are_measured_and_written() {
-    let path = temporary("ceilings.json");
-    let line = format!(
-        "ceilings --edge 64 --mib 4 --samples 2 --json {}",
-        path.display()
-    );
-    let output = lab(&line);
-    assert_eq!(output.status.code(), Some(0));
-    let text = String::from_utf8(output.stdout).unwrap();
-    let known: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let (text, known, _) = lab("ceilings", "ceilings --edge 64 --mib 4 --samples 2");
     assert!(
         text.starts_with(known["device"].as_str().unwrap()),
         "{text}"
@@ -42,15 +45,8 @@ fn ceilings_are_measured_and_written() {
 
 #[test]
 fn helpers_are_timed_with_what_they_move() {
-    let path = temporary("helpers.json");
-    let line = format!(
-        "helpers --device cpu --only 1 --tokens 128 --samples 2 --warm-up 0 --json {}",
-        path.display()
-    );
-    let output = lab(&line);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{stderr}");
-    let report: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let line = "helpers --device cpu --only 1 --tokens 128 --samples 2 --warm-up 0";
+    let (text, report, _) = lab("helpers", line);
     let row = |name: &str| {
         let mut rows = report["rows"].as_array().unwrap().iter();
         let row = rows.find(|row| row["name"] == name);
@@ -63,7 +59,6 @@ fn helpers_are_timed_with_what_they_move() {
     let product = row("W_UK and W_UV, 16 heads, 1 tokens");
     assert_eq!(product["flop"], json!(2.0 * 2.0 * 16.0 * 512.0 * 128.0));
     assert!(product["time"]["median"].as_f64().unwrap() > 0.0);
-    let text = String::from_utf8(output.stdout).unwrap();
     assert!(
         text.contains("merge bf16, 128 tokens x 128 heads x 512"),
         "{text}"
@@ -75,17 +70,9 @@ fn arguments_that_make_no_sense_are_refused_before_anything_runs() {
     let nothing = temporary("nothing.json");
     fs::write(&nothing, "{}").unwrap();
     let nothing = nothing.display().to_string();
-    for (line, messages) in refused::read(include_str!("refused.txt")) {
-        let line = line.replace("{nothing}", &nothing);
-        let output = lab(&line);
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        let told = (output.status.code(), &*output.stdout);
-        assert_eq!(told, (Some(2), &b""[..]), "{line}: {stderr}");
-        assert!(stderr.starts_with("error: "), "{line}: {stderr}");
-        for message in messages {
-            assert!(stderr.contains(message), "{line}: {stderr}");
-        }
-    }
+    refused::lines(include_str!("refused.txt"), |line| {
+        command(&line.replace("{nothing}", &nothing))
+    });
 }
 
 /// A small model with an indexer whose lists are shorter than the test's contexts.
@@ -99,17 +86,12 @@ const SPARSE: &str = r#"{
 fn a_sparse_layer_is_timed_part_by_part() {
     let config = temporary("bench_sparse.json");
     fs::write(&config, SPARSE).unwrap();
-    let json = temporary("bench_indexer.json");
     let line = format!(
         "indexer --config {} --batch 3q1s70_2q4s133_q9s64 --kv fp8_ds_mla --samples 3 \
-         --warm-up 0 --check 4 --json {}",
-        config.display(),
-        json.display()
+         --warm-up 0 --check 4",
+        config.display()
     );
-    let output = lab(&line);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{stderr}");
-    let report: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    let (text, report, stderr) = lab("bench_indexer", &line);
     let parts = report["parts"].as_array().unwrap();
     let names: Vec<&str> = parts
         .iter()
@@ -129,7 +111,6 @@ fn a_sparse_layer_is_timed_part_by_part() {
     let told = expected.map(|name| format!("timing {name}"));
     let parts_told = stderr.lines().filter(|line| line.starts_with("timing "));
     assert_eq!(parts_told.collect::<Vec<_>>(), told);
-    let text = String::from_utf8(output.stdout).unwrap();
     for part in parts {
         assert!(part["time"]["median"].as_f64().unwrap() > 0.0, "{part}");
         assert!(text.contains(part["name"].as_str().unwrap()), "{text}");
@@ -152,15 +133,10 @@ fn a_sparse_layer_is_timed_part_by_part() {
 #[test]
 #[cfg(all(unix, not(feature = "gpu")))]
 fn peers_are_refused_without_a_kernel_feature_before_they_are_loaded() {
-    let output = lab("peers --python true");
-    let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(
-        (output.status.code(), &*stderr),
-        (
-            Some(2),
-            "error: GPU: given none, because none of the features `sm80`, `sm90`, `sm100` of \
-             mla-kernels is on, accepted one that the built-in backends run on: build with \
-             `--features` and one of these: sm80, sm90, sm100\n"
-        )
+        refused::message(&mut command("peers --python true")),
+        "error: GPU: given none, because none of the features `sm80`, `sm90`, `sm100` of \
+         mla-kernels is on, accepted one that the built-in backends run on: build with \
+         `--features` and one of these: sm80, sm90, sm100\n"
     );
 }

@@ -77,6 +77,12 @@ pub struct BatchSpec {
 }
 
 impl BatchSpec {
+    /// Makes the spec of these requests, of which there must be at least one.
+    #[cfg(feature = "bench")]
+    pub(crate) const fn new(requests: Vec<Request>) -> Self {
+        Self { requests }
+    }
+
     /// Returns the requests in the order of the spec. There is at least one.
     pub fn requests(&self) -> &[Request] {
         &self.requests
@@ -232,7 +238,7 @@ impl FromStr for BatchSpec {
 }
 
 /// Returns at most the first 40 characters, so that an error stays readable for any input.
-fn shortened(text: &str) -> String {
+pub(crate) fn shortened(text: &str) -> String {
     match text.char_indices().nth(40) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
@@ -440,132 +446,6 @@ mod tests {
                 r#""decode":2,"extend":0,"prefill":1,"label":"1 prefill (1x3), 2 decode (2x1k)"}"#
             )
         );
-    }
-
-    /// Asserts that a spec is refused because of byte `offset` of its segment number `segment`.
-    fn refused(spec: &str, segment: usize, offset: usize, message: &str) {
-        let error = spec.parse::<BatchSpec>().unwrap_err();
-        let text = spec.split('_').nth(segment).unwrap();
-        assert_eq!(
-            (error.segment, error.offset),
-            (segment, offset),
-            "{spec:?}: {error}"
-        );
-        let place = format!(
-            "batch spec, segment {} {text:?}, byte {offset}",
-            segment + 1
-        );
-        assert_eq!(error.to_string(), format!("{place}: {message}"));
-    }
-
-    #[test]
-    fn empty_segments_are_refused() {
-        const EMPTY: &str = "given nothing, accepted [count]q<len>[k][s<len>[k]], such as 8q1s1k";
-        for (spec, segment, offset) in [("", 0, 0), ("_", 0, 0), ("q1_", 1, 3), ("q1__q2", 1, 3)] {
-            refused(spec, segment, offset, EMPTY);
-        }
-    }
-
-    #[test]
-    fn characters_that_cannot_stand_where_they_do_are_refused() {
-        const LENGTH: &str = "a length of one or more digits 0 to 9";
-        const AFTER_Q: &str = "a further digit, k, s<len>, or _ and another segment";
-        const AFTER_S: &str = "a further digit, k, or _ and another segment";
-        const START: &str = "a count or q<len>";
-        const END: &str = "the end of the segment";
-        for (spec, offset, given, accepted) in [
-            ("q1s1k\n", 5, "'\\n'", AFTER_S),
-            ("q2k\n", 3, "'\\n'", AFTER_Q),
-            ("q2k ", 3, "' '", AFTER_Q),
-            (" q2k", 0, "' '", START),
-            ("q2K", 2, "'K'", AFTER_Q),
-            ("Q2", 0, "'Q'", START),
-            ("q2kk", 3, "'k'", AFTER_Q),
-            ("q2s3kk", 5, "'k'", AFTER_S),
-            ("q1kv1k", 3, "'v'", AFTER_Q),
-            ("q1s2s3", 4, "'s'", AFTER_S),
-            // Arabic-Indic and full-width digits are digits, but not ASCII.
-            ("q١", 1, "'١'", LENGTH),
-            ("q１", 1, "'１'", LENGTH),
-            ("q1１", 2, "'１'", AFTER_Q),
-            ("٣q1", 0, "'٣'", START),
-            ("q", 1, END, LENGTH),
-            ("qs1", 1, "'s'", LENGTH),
-            ("q1s", 3, END, LENGTH),
-            ("q-1", 1, "'-'", LENGTH),
-            ("q+1", 1, "'+'", LENGTH),
-            ("q1.5", 2, "'.'", AFTER_Q),
-            ("8", 1, END, "q<len>"),
-            ("8k", 1, "'k'", "q<len>"),
-            ("s1k", 0, "'s'", START),
-        ] {
-            refused(
-                spec,
-                0,
-                offset,
-                &format!("given {given}, accepted {accepted}"),
-            );
-        }
-    }
-
-    #[test]
-    fn numbers_out_of_range_are_refused() {
-        for (spec, segment, offset, given, max) in [
-            ("q1s2_0q1s1k", 1, 5, "a count of 0", MAX_REQUESTS as u64),
-            (
-                "4000000000q1",
-                0,
-                0,
-                "a count of 4000000000",
-                MAX_REQUESTS as u64,
-            ),
-            ("q0", 0, 1, "a query length of 0", MAX_LEN.into()),
-            ("q0k", 0, 1, "a query length of 0k", MAX_LEN.into()),
-            ("q1s0", 0, 3, "a kv length of 0", MAX_LEN.into()),
-            (
-                "q2147483648",
-                0,
-                1,
-                "a query length of 2147483648",
-                MAX_LEN.into(),
-            ),
-            (
-                "q1s2097152k",
-                0,
-                3,
-                "a kv length of 2097152k",
-                MAX_LEN.into(),
-            ),
-            // These lengths exceed 64 bits, with and without the factor.
-            (
-                "q18446744073709551616",
-                0,
-                1,
-                "a query length of 18446744073709551616",
-                MAX_LEN.into(),
-            ),
-            (
-                "q18446744073709551615k",
-                0,
-                1,
-                "a query length of 18446744073709551615k",
-                MAX_LEN.into(),
-            ),
-        ] {
-            let message = format!("given {given}, accepted 1 to {max}");
-            refused(spec, segment, offset, &message);
-        }
-    }
-
-    #[test]
-    fn requests_that_contradict_themselves_or_are_too_many_are_refused() {
-        for (spec, kv, q) in [("q8s4", 4, 8), ("q2s1", 1, 2)] {
-            let accepted = format!("at least the query length, {q}, which is part of it");
-            let message = format!("given a kv length of {kv}, accepted {accepted}");
-            refused(spec, 0, 3, &message);
-        }
-        let message = "given 1048577 requests up to here, accepted at most 1048576";
-        refused("q1_1048576q1", 1, 3, message);
     }
 
     #[test]

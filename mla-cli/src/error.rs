@@ -39,13 +39,6 @@ pub enum CliError {
         path: PathBuf,
         message: String,
     },
-    /// A subcommand that `mla bench` does not have, since it belongs to `cargo lab`.
-    #[cfg(feature = "bench")]
-    #[error(
-        "peers, indexer and ceilings: given to mla bench, accepted as cargo lab peers, cargo lab \
-         indexer and cargo lab ceilings, in a checkout of this project"
-    )]
-    Moved,
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
     /// A file that could not be written at the end of a run. The result is shown nevertheless.

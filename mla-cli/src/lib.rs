@@ -186,20 +186,20 @@ pub fn main() -> ExitCode {
 #[doc(hidden)]
 pub mod parts {
     pub use crate::args::input::{lines, read_program};
-    pub use crate::args::{Format, Model, ModelArgs, named, positive, samples, warm_up};
+    pub use crate::args::{Format, Model, ModelArgs, json, named, positive, samples, warm_up};
     pub use crate::bench::cases::{self, Case, CaseKind};
     pub use crate::bench::ceilings::Ceilings;
     pub use crate::bench::environment::Environment;
-    pub use crate::bench::files::{Until, check_files, json, save};
+    pub use crate::bench::files::{Until, check_files, save};
     pub use crate::bench::output::OutputArgs;
     pub use crate::bench::plot::{Scatter, draw_with};
     pub use crate::bench::record::{Report, Row};
     pub use crate::bench::runner::{Watcher, run_on_device};
     pub use crate::bench::settings::{SEED, Settings};
-    pub use crate::bench::statistics::Summary;
     pub use crate::device::memory::upload;
     pub use crate::device::progress::Progress;
     pub use crate::device::random::Normal;
+    pub use crate::device::statistics::Summary;
     pub use crate::device::stopwatch::{Protocol, Stopwatch};
     pub use crate::device::{About, DeviceName, IndexedJob, Job};
     pub use crate::error::CliError;
@@ -208,8 +208,9 @@ pub mod parts {
     pub use crate::run::data::{Data, HostLists};
     pub use crate::run::deviation::Errors;
     pub use crate::run::reference::compare as compare_outputs;
-    pub use crate::run::sparse::{Indexed, ListErrors, Lists, Run};
-    pub use crate::run::step::{Step, Wanted};
+    pub use crate::run::sparse::{Indexed, ListErrors, Lists};
+    pub use crate::run::step::Step;
+    pub use crate::run::wanted::Wanted;
     pub use crate::run::workload::Workload;
-    pub use crate::table::{counted, number, numbers, table};
+    pub use crate::table::{counted, number, numbers, table, time_cell, wide_table};
 }

@@ -8,7 +8,7 @@ const DEFAULT_WIDTH: u16 = 100;
 
 // Lines are only around the header and at the end, since rows can be told apart by their first
 // column.
-pub(crate) const STYLE: TableStyle = presets::UTF8_HORIZONTAL_ONLY.row_separator(LineStyle::none());
+const STYLE: TableStyle = presets::UTF8_HORIZONTAL_ONLY.row_separator(LineStyle::none());
 
 /// Makes a table with these columns, no wider than the terminal.
 pub fn table<const N: usize>(columns: [&str; N]) -> Table {
@@ -20,6 +20,27 @@ pub fn table<const N: usize>(columns: [&str; N]) -> Table {
     let terminal = terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| width.0);
     table.set_width(terminal.unwrap_or(DEFAULT_WIDTH));
     table
+}
+
+/// Makes a table with these columns, as wide as its content. `of_numbers` are columns of numbers.
+#[cfg(feature = "bench")]
+pub fn wide_table<'a>(
+    columns: impl IntoIterator<Item = &'a str>,
+    of_numbers: impl IntoIterator<Item = usize>,
+) -> Table {
+    let mut table = Table::new();
+    table.load_style(STYLE).set_header(columns);
+    numbers(&mut table, of_numbers);
+    table
+}
+
+/// Makes a cell of a time. The fastest one is marked.
+#[cfg(feature = "bench")]
+pub fn time_cell(time: f64, is_fastest: bool) -> Cell {
+    match is_fastest {
+        true => bold(Cell::new(format!("{} *", number(time)))),
+        false => Cell::new(format!("{}  ", number(time))),
+    }
 }
 
 /// Makes a cell bold on a terminal, if the program uses one.

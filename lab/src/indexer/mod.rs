@@ -12,15 +12,15 @@ use std::path::PathBuf;
 
 use mla_cli::parts::{
     About, BatchArgs, CliError, Data, Environment, Errors, Format, HostLists, Indexed, IndexedJob,
-    ListErrors, Lists, Model, ModelArgs, Progress, Run, Step, Stopwatch, Wanted, check_files,
-    compare_outputs, positive, samples, warm_up,
+    Lists, Model, ModelArgs, Progress, Stopwatch, Wanted, check_files, compare_outputs, positive,
+    samples, warm_up,
 };
 use mla_runtime::indexer::IndexDevice;
 use mla_runtime::spec::Problem;
+use serde_json::json;
 
-use self::peers::{Case, LayerCase};
 use self::report::Report;
-use self::steps::{Space, Steps, whole};
+use self::steps::{Steps, whole};
 use crate::timing::{Timer, saved};
 
 #[derive(clap::Args)]
@@ -46,23 +46,6 @@ pub(crate) struct Args {
     /// Format of the result.
     #[arg(long, default_value = "table")]
     format: Format,
-}
-
-impl Args {
-    fn wanted<'a>(&'a self, model: &'a Model) -> Wanted<'a> {
-        Wanted {
-            model,
-            on: &self.on,
-            problem: Problem::new(model.config.dims, model.heads, model.dtype)
-                .with_sparse(true)
-                .with_kv_format(self.on.kv_format(model.dtype)),
-            // The expanded form has no lists.
-            threshold: u32::MAX,
-            rows: None,
-            prefill: None,
-            decode: None,
-        }
-    }
 }
 
 /// Returns the table, and true if lists and outputs are right.
@@ -93,45 +76,64 @@ impl IndexedJob for Bench<'_> {
         about: &About,
     ) -> std::result::Result<Report, CliError> {
         let (args, model) = (self.args, self.model);
-        let wanted = args.wanted(model);
-        let step = Step::new::<Indexed<D>>(&wanted, device, about)?;
+        let wanted = Wanted {
+            model,
+            on: &args.on,
+            problem: Problem::new(model.config.dims, model.heads, model.dtype)
+                .with_sparse(true)
+                .with_kv_format(args.on.kv_format(model.dtype)),
+            // The expanded form has no lists.
+            threshold: u32::MAX,
+            rows: None,
+            prefill: None,
+            decode: None,
+        };
+        let (step, selection, _) = wanted.step(device, about, |needs, limits| {
+            Indexed::<D>::needs(needs, &model.config, limits)
+        })?;
         let (layer, workload) = (&step.layer, &step.workload);
 
         let progress = Progress::spinner();
-        let mut workspace = layer.workspace(&step.limits)?;
-        let mut data = Data::new(device, &step.config, workload, args.on.seed, &progress)?;
-        let made_from = step.made_from(&wanted, device, &progress);
-        let mut indexed = Indexed::new(&made_from)?;
-        let planned = workload.step(&layer.config().problem, workspace.limits())?;
-        workspace.prepare(layer, &planned)?;
+        let mut workspace = step.workspace()?;
+        let mut data = Data::new(layer, workload, step.seed, &progress)?;
+        let mut indexed = Indexed::new(&model.config, &step, &progress)?;
         let mut timer = Timer::new(device, [args.samples, args.warm_up], &progress)?;
-        let mut steps = Steps::new(device, &mut indexed, workload, args.on.seed)?;
+        let mut steps = Steps::new(device, &mut indexed, workload, step.seed)?;
         steps.time(&mut timer, &mut indexed, &mut data, layer)?;
         let rows = steps.rows();
         drop(steps);
         whole(&mut timer, layer, &mut workspace, &mut indexed, &mut data)?;
 
-        let (lists, outputs) =
-            compare(&made_from, &mut indexed, &mut data, &workspace, args.check)?;
-        let case = Case {
-            requests: workload.requests.iter().map(|r| [r.q, r.kv]).collect(),
-            heads: lists.index_heads,
-            topk: lists.topk,
-            samples: args.samples,
-            warm_up: args.warm_up,
-            layer: LayerCase {
-                heads: model.heads,
-                query_rank: indexed.query_rank(),
-                kv: step.config.problem.kv_format.name(),
-            },
+        data.lists = match &indexed.lists(&workspace)? {
+            Some(lists) => Some(HostLists::read(device, lists)?),
+            None => None,
         };
+        let outputs = compare_outputs(&step, &data, &workspace, args.check, &progress)?;
+        let outputs = Errors::of_paths(outputs);
+        let lists = indexed
+            .compare(&step, data.lists.as_ref(), args.check, &progress)?
+            .expect("a sparse layer has lists");
+        let case = json!({
+            // The numbers of query and kv tokens of each request.
+            "requests": workload.requests.iter().map(|r| [r.q, r.kv]).collect::<Vec<_>>(),
+            "heads": lists.index_heads,
+            "topk": lists.topk,
+            "samples": args.samples,
+            "warm_up": args.warm_up,
+            "layer": {
+                "heads": model.heads,
+                // The width of the latent from which queries are made.
+                "query_rank": indexed.query_rank(),
+                "kv": layer.config().problem.kv_format.name(),
+            },
+        });
         progress.finish();
-        let beside = args.peers.time(&case, rows)?;
+        let beside = args.peers.time(case, workload.tokens(), rows)?;
         Ok(Report {
             model: model.name.clone(),
             device: about.description.clone(),
             batch: workload.label.clone(),
-            backends: [step.selection.prefill.name, step.selection.decode.name].map(str::to_owned),
+            backends: [selection.prefill.name, selection.decode.name].map(str::to_owned),
             environment: Environment::here(),
             protocol: timer.protocol,
             rows,
@@ -142,32 +144,4 @@ impl IndexedJob for Bench<'_> {
             beside,
         })
     }
-}
-
-/// Compares the lists and the outputs with the reference.
-fn compare<D: IndexDevice>(
-    run: &Run<'_, D>,
-    indexed: &mut Indexed<D>,
-    data: &mut Data<D>,
-    workspace: &Space<D>,
-    check: u32,
-) -> std::result::Result<(ListErrors, Errors), CliError> {
-    data.lists = match &indexed.lists(workspace)? {
-        Some(lists) => Some(HostLists::read(run.device, lists)?),
-        None => None,
-    };
-    let errors = compare_outputs(
-        run.device,
-        run.config,
-        run.workload,
-        data,
-        workspace,
-        check,
-        run.seed,
-        run.progress,
-    )?;
-    let lists = indexed
-        .compare(run, data.lists.as_ref(), check)?
-        .expect("a sparse layer has lists");
-    Ok((lists, Errors::of_paths([errors.absorbed, errors.expanded])))
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use mla_cli::parts::{CliError, DeviceName, Progress, read_program};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::peers::{Line, PeerOutput, refused_python};
 
@@ -37,36 +37,6 @@ pub(crate) struct PeerArgs {
     python: PathBuf,
 }
 
-/// The input of the script.
-#[derive(Serialize)]
-pub(crate) struct Case {
-    /// The numbers of query and kv tokens of each request.
-    pub(crate) requests: Vec<[u32; 2]>,
-    pub(crate) heads: u32,
-    pub(crate) topk: u32,
-    pub(crate) samples: u32,
-    pub(crate) warm_up: u32,
-    pub(crate) layer: LayerCase,
-}
-
-/// The layer that contains the indexer.
-#[derive(Serialize)]
-pub(crate) struct LayerCase {
-    pub(crate) heads: u32,
-    /// The width of the latent from which queries are made.
-    pub(crate) query_rank: usize,
-    /// The format of the layer's cache.
-    pub(crate) kv: &'static str,
-}
-
-#[derive(Serialize)]
-struct Given<'a> {
-    #[serde(flatten)]
-    case: &'a Case,
-    peers: &'a [String],
-    wheels: Option<&'a PathBuf>,
-}
-
 impl PeerArgs {
     /// Refuses peers on a device that does not run them, before anything is measured.
     pub(crate) fn check(&self, device: DeviceName) -> Result<(), CliError> {
@@ -80,30 +50,31 @@ impl PeerArgs {
         }
     }
 
-    /// Times the peers. `listed` is the number of query tokens with which our kernels were timed.
-    /// Returns `None` if no peer is asked for.
-    pub(crate) fn time(&self, case: &Case, listed: usize) -> Result<Option<PeerOutput>, CliError> {
+    /// Times the peers on the script's input, a case of this number of query tokens. `listed` is
+    /// the number with which our kernels were timed. Returns `None` if no peer is asked for.
+    pub(crate) fn time(
+        &self,
+        mut case: Value,
+        tokens: usize,
+        listed: usize,
+    ) -> Result<Option<PeerOutput>, CliError> {
         if self.peers.is_empty() {
             return Ok(None);
         }
-        let tokens: u32 = case.requests.iter().map(|[q, _]| q).sum();
-        if listed < tokens as usize {
+        if listed < tokens {
             return Err(CliError::Argument {
                 argument: "--peers",
                 given: format!("{tokens} query tokens, whose logits ours has in several chunks"),
                 accepted: format!("at most {listed}"),
             });
         }
-        let given = Given {
-            case,
-            peers: &self.peers,
-            wheels: self.wheels.as_ref(),
-        };
-        // Strings and numbers can always be written as JSON.
-        let json = serde_json::to_string(&given).expect("a case is JSON");
+        case["peers"] = json!(self.peers);
+        case["wheels"] = json!(self.wheels);
         let name = self.python.display();
         let mut python = Command::new(&self.python);
-        python.args(["-c", SCRIPT, &json]).stdout(Stdio::piped());
+        python
+            .args(["-c", SCRIPT, &case.to_string()])
+            .stdout(Stdio::piped());
         let (status, output) = read_program(&mut python, |child| child.stdout.take())
             .map_err(|error| refused_python(format!("{name}, which cannot be started: {error}")))?;
         let mut theirs = PeerOutput::default();
@@ -121,6 +92,8 @@ impl PeerArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(unix)]
+    use crate::peers::stand_in;
 
     fn args(python: PathBuf) -> PeerArgs {
         PeerArgs {
@@ -130,33 +103,13 @@ mod tests {
         }
     }
 
-    const CASE: fn() -> Case = || Case {
-        requests: vec![[1, 4096], [1, 100]],
-        heads: 64,
-        topk: 2048,
-        samples: 3,
-        warm_up: 1,
-        layer: LayerCase {
-            heads: 16,
-            query_rank: 1536,
-            kv: "bf16",
-        },
-    };
-
     /// Runs a program in place of Python. It prints `lines`, and fails if it does not get the case.
     #[cfg(unix)]
     fn time(name: &str, lines: &str, listed: usize) -> Result<Option<PeerOutput>, CliError> {
-        use std::os::unix::fs::PermissionsExt;
-        let path = std::env::temp_dir().join(format!("mla-index-{}-{name}", std::process::id()));
-        let given = concat!(
-            r#"{"requests":[[1,4096],[1,100]],"heads":64,"topk":2048,"samples":3,"warm_up":1,"#,
-            r#""layer":{"heads":16,"query_rank":1536,"kv":"bf16"},"#,
-            r#""peers":["deepgemm","torch"],"wheels":null}"#
-        );
-        let script = format!("#!/bin/sh\n[ \"$3\" = '{given}' ] || exit 7\n{lines}\n");
-        std::fs::write(&path, script).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let theirs = args(path.clone()).time(&CASE(), listed);
+        let given = r#"{"heads":64,"peers":["deepgemm","torch"],"wheels":null}"#;
+        let script = format!("[ \"$3\" = '{given}' ] || exit 7\n{lines}");
+        let path = stand_in(&format!("index-{name}"), &script);
+        let theirs = args(path.clone()).time(json!({"heads": 64}), 2, listed);
         std::fs::remove_file(path).unwrap();
         theirs
     }
@@ -185,31 +138,9 @@ mod tests {
         assert_eq!(error, expected);
     }
 
-    const BUILTIN: [&str; 23] = [
-        "FileNotFoundError",
-        "ValueError",
-        "bool",
-        "enumerate",
-        "getattr",
-        "hasattr",
-        "int",
-        "len",
-        "list",
-        "max",
-        "min",
-        "next",
-        "print",
-        "range",
-        "repr",
-        "set",
-        "sorted",
-        "str",
-        "sum",
-        "tuple",
-        "type",
-        "vars",
-        "zip",
-    ];
+    /// Names of Python itself that the script calls.
+    const BUILTIN: &str = "FileNotFoundError ValueError bool enumerate getattr hasattr int len \
+        list max min next print range repr set sorted str sum tuple type vars zip";
 
     /// No test runs the script, since it needs torch and a GPU.
     #[test]
@@ -220,7 +151,7 @@ mod tests {
             let before = &SCRIPT[..at];
             let name = &before[before.trim_end_matches(is_name).len()..];
             let is_method = before[..at - name.len()].ends_with('.');
-            if name.is_empty() || is_method || BUILTIN.contains(&name) {
+            if name.is_empty() || is_method || BUILTIN.split(' ').any(|known| known == name) {
                 continue;
             }
             calls += 1;

@@ -3,10 +3,10 @@
 use fastrand::Rng;
 use mla_cli::parts::{CliError, Data, Indexed, Lists, Stopwatch, Workload, upload};
 use mla_runtime::Result;
-use mla_runtime::backend::{DecodeBatch, SelectedDecode, SelectedPrefill};
+use mla_runtime::backend::DecodeBatch;
 use mla_runtime::device::CacheRows;
 use mla_runtime::indexer::{IndexCall, IndexDevice, IndexKeys, IndexQueries, IndexRows};
-use mla_runtime::layer::{LayerCall, SelectedLayer, Workspace};
+use mla_runtime::layer::{LayerCall, SelectedLayer, SelectedWorkspace};
 use mla_runtime::model::{DType, IndexerConfig, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, BlockTable, Layout, Rotary, TensorMut, TensorRef};
 
@@ -252,14 +252,11 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
     }
 }
 
-/// The workspace of a layer with selected backends.
-pub(super) type Space<D> = Workspace<SelectedPrefill<D>, SelectedDecode<D>>;
-
 /// Times the selection, attention to existing lists, and the layer.
 pub(super) fn whole<D: IndexDevice + Stopwatch>(
     timer: &mut Timer<'_, D>,
     layer: &SelectedLayer<D>,
-    workspace: &mut Space<D>,
+    workspace: &mut SelectedWorkspace<D>,
     indexed: &mut Indexed<D>,
     data: &mut Data<D>,
 ) -> Result<()> {
@@ -275,7 +272,8 @@ pub(super) fn whole<D: IndexDevice + Stopwatch>(
     timer.time("the layer with its indexer", [0.0; 2], &mut |_| {
         let (indexer, lists, index) = indexed.call()?;
         layer.forward_selecting(workspace, lists, indexer, index, data.call(layer.config())?)
-    })
+    })?;
+    Ok(())
 }
 
 /// Returns the number of pairs of a query token and a position that it sees, and the number of

@@ -13,11 +13,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
 use std::path::PathBuf;
 
-use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table};
+use comfy_table::{Cell, Table};
 use mla_cli::parts::{
     Case, CliError, DeviceName, OutputArgs, Progress, Report, Row, Settings, Until, Watcher, cases,
-    check_files, counted, draw_with, json, number, positive, run_on_device, samples, save, table,
-    warm_up,
+    check_files, counted, draw_with, json, positive, run_on_device, samples, save, time_cell,
+    warm_up, wide_table,
 };
 use mla_kernels::present_gpu;
 use serde::Serialize;
@@ -157,7 +157,8 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     let settings = Settings {
         samples: Some(args.samples),
         warm_up: Some(args.warm_up),
-        ..Settings::on(args.device)
+        device: Some(args.device),
+        ..Settings::default()
     };
     let ceilings = args.output.ceilings.as_deref();
     let progress = Progress::rows();
@@ -277,12 +278,9 @@ impl Comparison<'_> {
             .iter()
             .map(|figures| ((figures.id.as_str(), figures.peer.as_str()), figures))
             .collect();
-        let mut table = table(["case"]);
-        table.set_content_arrangement(ContentArrangement::Disabled);
-        let header = ["case", "", "of limit", "ours"]
-            .into_iter()
-            .chain(peers.iter().copied());
-        table.set_header(header.chain(["ratio"]));
+        let columns = ["case", "", "of limit", "ours"].into_iter();
+        let columns = columns.chain(peers.iter().copied()).chain(["ratio"]);
+        let mut table = wide_table(columns, 2..5 + peers.len());
         for row in &self.ours.rows {
             for (name, of_ours, of_theirs) in METRICS {
                 let ours = of_ours(row).filter(|_| row.errors.pass);
@@ -296,10 +294,7 @@ impl Comparison<'_> {
                 let best = all.iter().flatten().copied().fold(f64::INFINITY, f64::min);
                 let cells = all.iter().map(|time| match time {
                     None => Cell::new(""),
-                    Some(time) if *time == best => {
-                        Cell::new(format!("{} *", number(*time))).add_attribute(Attribute::Bold)
-                    }
-                    Some(time) => Cell::new(format!("{}  ", number(*time))),
+                    Some(time) => time_cell(*time, *time == best),
                 });
                 // The limit is that of the whole step, so a planned step has none.
                 let limit = row.of_limit.filter(|_| name == METRICS[0].0);
@@ -314,9 +309,6 @@ impl Comparison<'_> {
                         .chain([Cell::new(ratio.unwrap_or_default())]),
                 );
             }
-        }
-        for column in table.column_iter_mut().skip(2) {
-            column.set_cell_alignment(CellAlignment::Right);
         }
         table
     }
@@ -334,6 +326,16 @@ const METRICS: [Metric; 2] = [
     ("e2e", |row| Some(row.e2e_us), |peer| peer.e2e_us),
     ("planned", |row| row.planned_us, |peer| peer.planned_us),
 ];
+
+/// Writes a program that stands in for Python, from the lines of a shell script.
+#[cfg(all(test, unix))]
+pub(crate) fn stand_in(name: &str, script: &str) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let path = std::env::temp_dir().join(format!("mla-{name}-{}", std::process::id()));
+    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
 
 #[cfg(test)]
 mod tests {

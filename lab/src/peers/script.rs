@@ -410,6 +410,8 @@ mod tests {
     use mla_cli::parts::OutputArgs;
 
     use crate::peers::default_cases;
+    #[cfg(unix)]
+    use crate::peers::stand_in;
 
     #[test]
     fn the_script_knows_every_peer_that_can_be_asked_for() {
@@ -483,10 +485,10 @@ mod tests {
     /// Starts a program in place of Python that prints `lines`.
     #[cfg(unix)]
     fn start(name: &str, lines: &str) -> Result<Script, CliError> {
-        use std::os::unix::fs::PermissionsExt;
-        let path = std::env::temp_dir().join(format!("mla-peers-{}-{name}", std::process::id()));
-        std::fs::write(&path, format!("#!/bin/sh\necho compiling >&2\n{lines}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let path = stand_in(
+            &format!("peers-{name}"),
+            &format!("echo compiling >&2\n{lines}"),
+        );
         let args = Args {
             cases: None,
             only: Vec::new(),

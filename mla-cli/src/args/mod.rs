@@ -2,7 +2,6 @@
 
 pub(crate) mod input;
 
-use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
@@ -29,13 +28,15 @@ impl Format {
     pub fn write(self, report: &impl Serialize, table: impl FnOnce() -> String) -> String {
         match self {
             Self::Table => table(),
-            Self::Json => {
-                // Strings, numbers, lists and structs can always be written as JSON.
-                let json = serde_json::to_string_pretty(report).expect("the report is JSON");
-                json + "\n"
-            }
+            Self::Json => json(report),
         }
     }
+}
+
+/// Formats a result as JSON.
+pub fn json(result: &impl Serialize) -> String {
+    // Strings, numbers, lists and structs can always be written as JSON.
+    serde_json::to_string_pretty(result).expect("the result is JSON") + "\n"
 }
 
 /// The choice of a model.
@@ -198,6 +199,20 @@ pub fn named<T: Copy + Send + Sync>(
     })
 }
 
+/// Returns a value of a closed set by its name, or the names that are accepted.
+#[cfg(feature = "bench")]
+pub(crate) fn find_named<T: Copy>(
+    given: &str,
+    all: &[T],
+    name: fn(T) -> &'static str,
+) -> Result<T, String> {
+    let found = all.iter().copied().find(|value| name(*value) == given);
+    found.ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|value| name(*value)).collect();
+        names.join(", ")
+    })
+}
+
 /// Returns the features of a problem with such a cache.
 pub(crate) fn cache_features(split: bool) -> FeatureSet {
     match split {
@@ -265,14 +280,11 @@ pub(crate) fn size(text: &str) -> Result<ByteSize, String> {
 }
 
 // Only ASCII digits are accepted: no sign, no space, no other script.
-fn within<T>(text: &str, min: T, max: T) -> Result<T, String>
-where
-    T: std::str::FromStr + PartialOrd + Display,
-{
+fn within(text: &str, min: u32, max: u32) -> Result<u32, String> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse()
         .ok()
-        .filter(|number| digits && min <= *number && *number <= max)
+        .filter(|number| digits && (min..=max).contains(number))
         .ok_or_else(|| format!("given {text:?}, accepted a number from {min} to {max}"))
 }
 
@@ -296,11 +308,8 @@ mod tests {
             "٣",
             "4294967296",
         ] {
-            let error = positive(text).unwrap_err();
-            assert_eq!(
-                error,
-                format!("given {text:?}, accepted a number from 1 to 4294967295")
-            );
+            let message = format!("given {text:?}, accepted a number from 1 to 4294967295");
+            assert_eq!(positive(text), Err(message));
         }
     }
 }

@@ -8,8 +8,8 @@ use serde::Deserialize;
 
 use super::dims::{DIMS, read_dims};
 use super::lists::{ListKind, Lists};
-use crate::args::MAX_LIST_WIDTH;
 use crate::args::input::read_text;
+use crate::args::{MAX_LIST_WIDTH, find_named};
 use crate::batch::{BatchSpec, MAX_LEN, MAX_REQUESTS};
 use crate::error::CliError;
 
@@ -120,25 +120,8 @@ fn named<T: Copy>(
     all: &[T],
     name: fn(T) -> &'static str,
 ) -> Result<T, String> {
-    let found = all.iter().copied().find(|value| name(*value) == given);
-    found.ok_or_else(|| {
-        let names: Vec<_> = all.iter().map(|value| name(*value)).collect();
-        format!("{field}: given {given:?}, accepted {}", names.join(", "))
-    })
-}
-
-/// Returns a dtype by its name, or bf16 without a name.
-fn dtype_of(name: Option<&str>) -> Result<DType, String> {
-    name.map_or(Ok(DType::BF16), |name| {
-        named("dtype", name, DType::ALL, DType::name)
-    })
-}
-
-/// Returns the dimensions that a text says, R1's if there is none.
-fn dims_of(text: Option<&str>) -> Result<MlaDims, String> {
-    text.map_or(Ok(MlaDims::R1), |text| {
-        read_dims(text).ok_or_else(|| format!("dims: given {text:?}, accepted {DIMS}"))
-    })
+    find_named(given, all, name)
+        .map_err(|names| format!("{field}: given {given:?}, accepted {names}"))
 }
 
 /// Refuses a number outside a range.
@@ -210,15 +193,9 @@ impl Decode {
             _ => return Err("accepted: either lens, or b and kv".to_owned()),
         };
         let request = |kv| Request::new(self.s_q, kv);
-        Case {
-            id: self.id,
-            heads: self.h,
-            dtype: dtype_of(self.dtype.as_deref())?,
-            dims: dims_of(self.dims.as_deref())?,
-            requests: lens.into_iter().map(request).collect(),
-            kind: CaseKind::Decode,
-        }
-        .checked()
+        let requests = lens.into_iter().map(request).collect();
+        let widths = (self.dtype.as_deref(), self.dims.as_deref());
+        Case::new(self.id, self.h, widths, requests, CaseKind::Decode)
     }
 }
 
@@ -231,23 +208,15 @@ impl Sparse {
         if !(1..=self.topk).contains(&valid) {
             return Err(format!("valid: given {valid}, accepted 1 to topk"));
         }
-        let request = Request::new(self.s_q, self.kv);
-        Case {
-            id: self.id,
-            heads: self.h,
-            dtype: DType::BF16,
-            dims: dims_of(self.dims.as_deref())?,
-            requests: vec![request; self.b as usize],
-            kind: CaseKind::Sparse {
-                kv_format,
-                lists: Lists {
-                    kind: self.lists,
-                    topk: self.topk,
-                    valid,
-                },
-            },
-        }
-        .checked()
+        let requests = vec![Request::new(self.s_q, self.kv); self.b as usize];
+        let lists = Lists {
+            kind: self.lists,
+            topk: self.topk,
+            valid,
+        };
+        let kind = CaseKind::Sparse { kv_format, lists };
+        let widths = (None, self.dims.as_deref());
+        Case::new(self.id, self.h, widths, requests, kind)
     }
 }
 
@@ -262,48 +231,42 @@ impl Prefill {
             ));
         }
         let requests = self.q.iter().zip(kv).map(|(&q, kv)| Request::new(q, kv));
-        Case {
-            id: self.id,
-            heads: self.h,
-            dtype: dtype_of(self.dtype.as_deref())?,
-            dims: dims_of(self.dims.as_deref())?,
-            requests: requests.collect(),
-            kind: CaseKind::Prefill {
-                causal: self.causal,
-            },
-        }
-        .checked()
+        let widths = (self.dtype.as_deref(), self.dims.as_deref());
+        let kind = CaseKind::Prefill {
+            causal: self.causal,
+        };
+        Case::new(self.id, self.h, widths, requests.collect(), kind)
     }
 }
 
 impl Layer {
     fn read(self) -> Result<Case, String> {
         let spec: BatchSpec = self.batch.parse().map_err(|error| format!("{error}"))?;
-        Case {
-            id: self.id,
-            heads: self.h,
-            dtype: DType::BF16,
-            dims: MlaDims::R1,
-            requests: spec.requests().to_vec(),
-            kind: CaseKind::Layer,
-        }
-        .checked()
+        let requests = spec.requests().to_vec();
+        Case::new(self.id, self.h, (None, None), requests, CaseKind::Layer)
     }
 }
 
 impl Case {
-    fn checked(self) -> Result<Self, String> {
-        check("h", self.heads, MAX_DIM)?;
-        if self.requests.len() > MAX_REQUESTS {
+    /// Makes a case with a dtype and dimensions by name, those of R1 in bf16 without names.
+    fn new(
+        id: String,
+        heads: u32,
+        (dtype, dims): (Option<&str>, Option<&str>),
+        requests: Vec<Request>,
+        kind: CaseKind,
+    ) -> Result<Self, String> {
+        check("h", heads, MAX_DIM)?;
+        if requests.len() > MAX_REQUESTS {
             return Err(format!(
                 "given {} requests, accepted: at most {MAX_REQUESTS}",
-                self.requests.len()
+                requests.len()
             ));
         }
-        if self.requests.is_empty() {
+        if requests.is_empty() {
             return Err("given no request, accepted: at least one".to_owned());
         }
-        for Request { q, kv, .. } in &self.requests {
+        for Request { q, kv, .. } in &requests {
             if !(1..=*kv).contains(q) || *kv > MAX_LEN {
                 return Err(format!(
                     "given a query of {q} and kv of {kv} tokens, accepted: 1 ≤ query ≤ kv ≤ \
@@ -311,7 +274,18 @@ impl Case {
                 ));
             }
         }
-        Ok(self)
+        Ok(Self {
+            id,
+            heads,
+            dtype: dtype.map_or(Ok(DType::BF16), |name| {
+                named("dtype", name, DType::ALL, DType::name)
+            })?,
+            dims: dims.map_or(Ok(MlaDims::R1), |text| {
+                read_dims(text).ok_or_else(|| format!("dims: given {text:?}, accepted {DIMS}"))
+            })?,
+            requests,
+            kind,
+        })
     }
 }
 
@@ -355,71 +329,5 @@ mod tests {
         let kv_format = KvFormat::Fp8DsMla;
         assert_eq!(read[0].kind, CaseKind::Sparse { kv_format, lists });
         assert_eq!(read[0].requests.len(), 2);
-        let refusals = [
-            (r#", "valid": 9}"#, "valid: given 9, accepted 1 to topk"),
-            (r#", "lists": "odd"}"#, "unknown variant `odd`"),
-        ];
-        for (rest, message) in refusals {
-            let error = sparse(&format!("{case}{rest}")).unwrap_err();
-            assert!(error.contains(message), "{rest}: {error}");
-        }
-        let refusals = [
-            ("fp8_ds_mla", "odd", r#"cache: given "odd", accepted "#),
-            (
-                "\"topk\": 8",
-                "\"topk\": 4000000000",
-                "topk: given 4000000000, accepted 1 to 1048576",
-            ),
-            ("\"topk\": 8", "\"topk\": 0", "topk: given 0, accepted 1 to"),
-            (
-                "\"b\": 2",
-                "\"b\": 1048577",
-                "b: given 1048577, accepted 1 to 1048576",
-            ),
-            (
-                "\"h\": 16",
-                "\"h\": 4000000000",
-                "h: given 4000000000, accepted 1 to 65536",
-            ),
-        ];
-        for (from, to, message) in refusals {
-            let error = sparse(&format!("{}}}", case.replace(from, to))).unwrap_err();
-            assert!(error.contains(message), "{to}: {error}");
-        }
-
-        let case = r#"{"id": "d", "b": 1, "h": 1, "s_q": 1, "kv": 3}"#;
-        let twice = format!("{case}, {case}");
-        for (from, to, message) in [
-            ("3}", r#"3, "x": 1}"#, "unknown field `x`"),
-            (r#""b": 1"#, r#""b": 0"#, "given no request"),
-            (
-                r#""b": 1"#,
-                r#""b": 1048577"#,
-                "b: given 1048577, accepted 1 to 1048576",
-            ),
-            (r#""s_q": 1"#, r#""s_q": 4"#, "kv includes the query tokens"),
-            (r#""s_q": 1"#, r#""s_q": 0"#, "1 ≤ query ≤ kv"),
-            (r#""h": 1"#, r#""h": 0"#, "h: given 0"),
-            (
-                "3}",
-                r#"3, "dtype": "f8"}"#,
-                "dtype: given \"f8\", accepted f32, f16, bf16",
-            ),
-            (
-                "3}",
-                r#"3, "dims": "512x0x64x128"}"#,
-                "dims: given \"512x0x64x128\", accepted LxPxRxV",
-            ),
-            (
-                r#""kv": 3"#,
-                r#""lens": [3]"#,
-                "accepted: either lens, or b and kv",
-            ),
-            (case, &twice, "given d twice"),
-        ] {
-            let case = case.replace(from, to);
-            let error = parse(&format!(r#"{{"protocol": "", "decode": [{case}]}}"#)).unwrap_err();
-            assert!(error.contains(message), "{case}: {error}");
-        }
     }
 }

@@ -3,14 +3,14 @@
 
 use std::path::{Path, PathBuf};
 
-use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement};
+use comfy_table::Cell;
 use serde::Serialize;
 
 use super::record::{Report, Row, SCHEMA};
 use crate::args::Format;
 use crate::args::input::read_json;
 use crate::error::CliError;
-use crate::table::{counted, number, table};
+use crate::table::{bold, counted, number, wide_table};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -129,18 +129,12 @@ fn name(row: &Row) -> String {
 }
 
 fn compare(before: &Report, after: &Report, significance: f64, min: f64) -> Comparison {
-    let rival = |row: &Row, of: &Report| {
-        of.rows
-            .iter()
-            .find(|other| name(other) == name(row))
-            .cloned()
-    };
-    let mut rows: Vec<Compared> = Vec::new();
-    for row in &before.rows {
-        let Some(other) = rival(row, after) else {
-            continue;
-        };
-        rows.push(Compared {
+    fn rival<'a>(row: &Row, of: &'a Report) -> Option<&'a Row> {
+        of.rows.iter().find(|other| name(other) == name(row))
+    }
+    let compared = |row: &Row| {
+        let other = rival(row, after)?;
+        Some(Compared {
             id: row.id.clone(),
             backend: row.contender.clone(),
             before_us: row.us.median,
@@ -151,15 +145,13 @@ fn compare(before: &Report, after: &Report, significance: f64, min: f64) -> Comp
                 true => Verdict::Same,
                 false => Verdict::Wrong,
             },
-        });
-    }
+        })
+    };
+    let mut rows: Vec<Compared> = before.rows.iter().filter_map(compared).collect();
     judge(&mut rows, significance, min);
     let lacking = |of: &Report, other: &Report| -> Vec<String> {
-        of.rows
-            .iter()
-            .filter(|row| rival(row, other).is_none())
-            .map(name)
-            .collect()
+        let lacking = of.rows.iter().filter(|row| rival(row, other).is_none());
+        lacking.map(name).collect()
     };
     let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
     let logarithms: f64 = rows.iter().map(|row| row.speedup.ln()).sum();
@@ -251,10 +243,10 @@ fn rank_test(a: &[f64], b: &[f64]) -> f64 {
 
 impl Comparison {
     fn describe(&self, args: &Args) -> String {
-        let mut table = table([
+        let columns = [
             "case", "backend", "before", "after", "speed-up", "p", "verdict",
-        ]);
-        table.set_content_arrangement(ContentArrangement::Disabled);
+        ];
+        let mut table = wide_table(columns, 2..6);
         for row in &self.rows {
             let cells = [
                 row.id.clone(),
@@ -267,11 +259,8 @@ impl Comparison {
             ];
             table.add_row(cells.map(|text| match row.verdict {
                 Verdict::Same => Cell::new(text),
-                _ => Cell::new(text).add_attribute(Attribute::Bold),
+                _ => bold(Cell::new(text)),
             }));
-        }
-        for column in table.column_iter_mut().skip(2).take(4) {
-            column.set_cell_alignment(CellAlignment::Right);
         }
         let mut lines = vec![table.trim_fmt().to_string()];
         lines.push(format!(

@@ -6,7 +6,7 @@ use mla_runtime::plan::crossover::{Machine, crossover};
 
 use super::ceilings::Ceilings;
 use super::record::{Basis, Crossover, Row};
-use super::settings::Route;
+use super::settings::{Route, name_of};
 use super::work::{Layer, RowPlan, Work};
 
 /// The model of a machine, with the basis of its figures.
@@ -67,11 +67,10 @@ fn pairs<'a>(plans: &'a [RowPlan], rows: &[Row]) -> BTreeMap<Pair, Points<'a>> {
         .collect();
     let mut pairs: BTreeMap<Pair, Points<'_>> = BTreeMap::new();
     for (plan, row) in plans.iter().zip(rows) {
-        let slot = match row.parameters.get("path").map(String::as_str) {
-            Some(path) if path == Route::Absorbed.name() => 0,
-            Some(_) => 1,
-            None => continue,
+        let Some(path) = row.parameters.get("path") else {
+            continue;
         };
+        let slot = usize::from(*path != name_of(Route::Absorbed));
         let requests = plan.work.requests();
         let alike = requests.windows(2).all(|pair| pair[0] == pair[1]);
         let Some(first) = requests.first().filter(|_| alike) else {

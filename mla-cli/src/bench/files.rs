@@ -3,8 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use serde::Serialize;
-
 use crate::error::CliError;
 
 /// The progress of a run at which a file is written.
@@ -89,12 +87,6 @@ pub(crate) fn replace<E: From<io::Error>>(
     let part = part(path, &place);
     write(&part)?;
     Ok(fs::rename(part, place)?)
-}
-
-/// Formats a result as JSON.
-pub fn json(result: &impl Serialize) -> String {
-    // Strings, numbers, lists and structs can always be written as JSON.
-    serde_json::to_string_pretty(result).expect("the result is JSON") + "\n"
 }
 
 /// Replaces a file by a text, completely or not at all. A pipe gets the text only at the end of the

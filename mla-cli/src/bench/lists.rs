@@ -22,18 +22,6 @@ pub enum ListKind {
     Shared,
 }
 
-impl ListKind {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Random => "random",
-            Self::Sorted => "sorted",
-            Self::Clustered => "clustered",
-            Self::Pages => "pages",
-            Self::Shared => "shared",
-        }
-    }
-}
-
 /// Length of a run in a clustered list.
 const CLUSTER: u32 = 32;
 

@@ -20,10 +20,8 @@ pub(crate) mod record;
 pub(crate) mod report;
 pub(crate) mod runner;
 pub(crate) mod settings;
-pub(crate) mod statistics;
 mod work;
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Subcommand;
@@ -49,15 +47,6 @@ pub(crate) struct Args {
 enum Command {
     /// Compare two results, and say which rows are significantly faster or slower.
     Compare(compare::Args),
-    #[command(aliases = ["indexer", "ceilings"], hide = true, disable_help_flag = true)]
-    Peers(Moved),
-}
-
-/// Arguments of a subcommand that has moved to another program.
-#[derive(clap::Args)]
-struct Moved {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    _rest: Vec<OsString>,
 }
 
 #[derive(clap::Args)]
@@ -68,23 +57,16 @@ struct BenchArgs {
     config: Option<PathBuf>,
     #[command(flatten)]
     settings: Settings,
-    #[command(flatten)]
-    cases: CaseArgs,
-    #[command(flatten)]
-    output: OutputArgs,
-}
-
-/// Cases from a file, instead of batches.
-#[derive(clap::Args)]
-struct CaseArgs {
-    /// Cases in JSON, as in lab/cases of the repository, with pages of 64, in bf16, and with R1's
-    /// dimensions if a case names no others. The protocol in the file is text for people: samples,
-    /// graphs and caches follow these arguments.
+    /// Cases in JSON instead of batches, as in lab/cases of the repository, with pages of 64, in
+    /// bf16, and with R1's dimensions if a case names no others. The protocol in the file is text
+    /// for people: samples, graphs and caches follow these arguments.
     #[arg(long, value_name = "FILE")]
     cases: Option<PathBuf>,
     /// Run only the cases whose ids begin with this text.
     #[arg(long, value_name = "PREFIX", value_delimiter = ',', requires = "cases")]
     only: Vec<String>,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// Returns the output, and true if every row agrees with the reference, or if nothing is slower in
@@ -92,7 +74,6 @@ struct CaseArgs {
 pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     match &args.command {
         Some(Command::Compare(args)) => compare::output(args),
-        Some(Command::Peers(_)) => Err(CliError::Moved),
         None => {
             let report = run(&args.bench)?;
             let text = report.describe();
@@ -111,10 +92,10 @@ fn run(args: &BenchArgs) -> Result<Report, CliError> {
         None => args.settings.clone(),
     };
     settings.refuse_repetitions()?;
-    let cases = match &args.cases.cases {
+    let cases = match &args.cases {
         Some(path) => {
             settings.refuse_beside_cases()?;
-            Some(cases::read(path, &args.cases.only)?)
+            Some(cases::read(path, &args.only)?)
         }
         None => None,
     };

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::files::{Until, check_files, json, save};
+use super::files::{Until, check_files, save};
 use super::plot;
 use super::record::{Report, Row};
+use crate::args::json;
 use crate::error::CliError;
 
 #[derive(clap::Args, Clone, Default)]

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ceilings::Ceilings;
 use super::environment::Environment;
-use super::statistics::Summary;
+use crate::device::statistics::Summary;
 use crate::device::stopwatch::{Conditions, Loaded, Protocol};
 use crate::run::cost::Cost;
 use crate::run::deviation::Errors;

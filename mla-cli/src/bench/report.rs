@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table};
+use comfy_table::{Cell, Table};
 
 use super::record::{Report, Row};
 use crate::device::stopwatch::Conditions;
-use crate::table::{amount, counted, number, size, table};
+use crate::table::{amount, bold, counted, number, size, time_cell, wide_table};
 
 /// Maximum number of outliers that are listed one by one.
 const MAX_NOTES: usize = 5;
@@ -20,26 +20,21 @@ impl Report {
         }
         let _ = writeln!(text, "\n{}", self.rows_table().trim_fmt());
         let samples = counted(self.protocol.samples as u64, "sample");
-        let cache = if self.protocol.cold_cache {
-            "cold"
-        } else {
-            "warm"
+        let cache = match self.protocol.cold_cache {
+            true => "cold",
+            false => "warm",
         };
-        let graphs = if self.protocol.graphs {
-            ", each one replay of a graph"
-        } else {
-            ""
+        let graphs = match self.protocol.graphs {
+            true => ", each one replay of a graph",
+            false => "",
         };
+        let checked = self.rows.iter().map(|row| row.errors.rows).max();
         let _ = writeln!(
             text,
             "Medians of {samples} with {cache} caches{graphs}. The spread is the range of the \
              middle half; * is\nthe fastest of its case. The error is the largest of {} rows \
              against attention in f64.",
-            self.rows
-                .iter()
-                .map(|row| row.errors.rows)
-                .max()
-                .unwrap_or(0)
+            checked.unwrap_or(0)
         );
         if self.ceilings.is_none() {
             text += "No ceilings are known for this device: measure them with cargo lab ceilings, \
@@ -58,48 +53,38 @@ impl Report {
     }
 
     fn rows_table(&self) -> Table {
-        let mut table = table([
+        let columns = [
             "case", "backend", "µs", "mean", "spread", "min", "max", "tokens/s", "TFLOP/s", "GB/s",
             "limit", "memory", "error",
-        ]);
-        // The table has the width that it needs. The JSON has the same figures without a table.
-        table.set_content_arrangement(ContentArrangement::Disabled);
+        ];
+        let mut table = wide_table(columns, 2..columns.len());
         let mut last = None;
         for row in &self.rows {
             let best = is_best(&self.rows, row);
             let first = last.replace(&row.id) != Some(&row.id);
-            let mut cells = vec![
-                if first { row.id.clone() } else { String::new() },
-                row.contender.clone(),
-                format!(
-                    "{}{}",
-                    number(row.us.median),
-                    if best { " *" } else { "  " }
-                ),
-                number(row.us.mean),
-                format!("{:.1}%", 100.0 * row.us.spread),
-                number(row.us.min),
-                number(row.us.max),
-                amount(row.tokens_per_second),
-                number(row.tflops),
-                number(row.gbps),
-                row.of_limit
-                    .map(|part| format!("{:.0}%", 100.0 * part))
-                    .unwrap_or_default(),
-                row.peak_bytes.map(size).unwrap_or_default(),
+            let limit = row.of_limit.map(|part| format!("{:.0}%", 100.0 * part));
+            let cells = [
+                Cell::new(if first { row.id.as_str() } else { "" }),
+                Cell::new(&row.contender),
+                time_cell(row.us.median, best),
+                Cell::new(number(row.us.mean)),
+                Cell::new(format!("{:.1}%", 100.0 * row.us.spread)),
+                Cell::new(number(row.us.min)),
+                Cell::new(number(row.us.max)),
+                Cell::new(amount(row.tokens_per_second)),
+                Cell::new(number(row.tflops)),
+                Cell::new(number(row.gbps)),
+                Cell::new(limit.unwrap_or_default()),
+                Cell::new(row.peak_bytes.map(size).unwrap_or_default()),
+                Cell::new(match row.errors.pass {
+                    true => format!("{:.1e}", row.errors.relative),
+                    false => format!("WRONG {:.1e}", row.errors.relative),
+                }),
             ];
-            cells.push(match row.errors.pass {
-                true => format!("{:.1e}", row.errors.relative),
-                false => format!("WRONG {:.1e}", row.errors.relative),
+            table.add_row(match best || !row.errors.pass {
+                true => cells.map(bold),
+                false => cells,
             });
-            let strong = best || !row.errors.pass;
-            table.add_row(cells.into_iter().map(|text| match strong {
-                true => Cell::new(text).add_attribute(Attribute::Bold),
-                false => Cell::new(text),
-            }));
-        }
-        for column in table.column_iter_mut().skip(2) {
-            column.set_cell_alignment(CellAlignment::Right);
         }
         table
     }
@@ -190,27 +175,18 @@ pub(crate) fn comparison(rows: &[Row]) -> Option<Table> {
     if contenders.len() < 2 || cases.iter().filter(compared).count() < 2 {
         return None;
     }
-    let mut table = table(["µs"]);
-    table.set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(std::iter::once("µs").chain(contenders.iter().copied()));
+    let columns = std::iter::once("µs").chain(contenders.iter().copied());
+    let mut table = wide_table(columns, 1..=contenders.len());
     for case in cases {
         let cells = contenders.iter().map(|contender| {
-            let row = rows
-                .iter()
-                .find(|row| row.id == case && row.contender == *contender);
-            match row {
+            let mut rows_of = rows.iter();
+            match rows_of.find(|row| row.id == case && row.contender == *contender) {
                 None => Cell::new(""),
                 Some(row) if !row.errors.pass => Cell::new("WRONG"),
-                Some(row) if is_best(rows, row) => {
-                    Cell::new(format!("{} *", number(row.us.median))).add_attribute(Attribute::Bold)
-                }
-                Some(row) => Cell::new(format!("{}  ", number(row.us.median))),
+                Some(row) => time_cell(row.us.median, is_best(rows, row)),
             }
         });
         table.add_row(std::iter::once(Cell::new(case)).chain(cells));
-    }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
     }
     Some(table)
 }

@@ -14,7 +14,7 @@ use super::measure::{Sampling, measure};
 use super::plan::rows::BenchContext;
 use super::plan::sweep::{cases, sweep};
 use super::record::{Report, Row, SCHEMA};
-use super::settings::{Settings, Switch};
+use super::settings::Settings;
 use super::work::Layer;
 use crate::device::progress::Progress;
 use crate::device::stopwatch::{Protocol, Stopwatch};
@@ -149,9 +149,7 @@ fn known_by_timing<D: Stopwatch>(
 /// Returns the protocol by which samples are taken.
 fn protocol<D: Stopwatch>(settings: &Settings) -> Result<Protocol, CliError> {
     let on_gpu = D::PLATFORM == Platform::Cuda;
-    let graphs = settings
-        .graphs
-        .map_or(on_gpu, |graphs| graphs == Switch::On);
+    let graphs = settings.graphs.unwrap_or(on_gpu);
     if graphs && !on_gpu {
         return Err(CliError::argument(
             "graphs",
@@ -162,7 +160,7 @@ fn protocol<D: Stopwatch>(settings: &Settings) -> Result<Protocol, CliError> {
     Ok(Protocol {
         samples: settings.samples.unwrap_or(30) as usize,
         warm_up: settings.warm_up.unwrap_or(3) as usize,
-        cold_cache: settings.cold_cache != Some(Switch::Off),
+        cold_cache: settings.cold_cache.unwrap_or(true),
         graphs,
     })
 }

@@ -3,6 +3,7 @@
 pub(crate) mod memory;
 pub(crate) mod progress;
 pub(crate) mod random;
+pub(crate) mod statistics;
 pub(crate) mod stopwatch;
 pub(crate) mod tensor;
 
@@ -14,8 +15,7 @@ use mla_runtime::backend::StepLimits;
 use mla_runtime::indexer::IndexDevice;
 use mla_runtime::plan::memory::MemoryPlan;
 use mla_runtime::spec::Cause;
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use self::memory::field_bytes;
 use self::stopwatch::Stopwatch;
@@ -26,21 +26,13 @@ use crate::error::CliError;
 use crate::table::size;
 
 /// The name of a device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceName {
     /// This machine's CPU.
     Cpu,
     /// This machine's first GPU.
     Cuda,
-}
-
-impl<'de> Deserialize<'de> for DeviceName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let word = String::deserialize(deserializer)?;
-        Self::from_str(&word, false)
-            .map_err(|_| D::Error::custom(format!("given {word:?}, accepted cpu or cuda")))
-    }
 }
 
 /// Work that runs on any device.

@@ -3,7 +3,7 @@
 use mla_runtime::Result;
 use mla_runtime::backend::{LayerConfig, SlotLists};
 use mla_runtime::device::Device;
-use mla_runtime::layer::{LayerCall, Weights};
+use mla_runtime::layer::{LayerCall, SelectedLayer, Weights};
 
 use super::workload::Workload;
 use crate::device::memory::CacheBuffer;
@@ -56,13 +56,12 @@ pub(super) fn seed_of(seed: u32, number: u64) -> u64 {
 
 impl<D: Device> Data<D> {
     pub fn new(
-        device: &D,
-        config: &LayerConfig,
+        layer: &SelectedLayer<D>,
         workload: &Workload,
         seed: u32,
         progress: &Progress,
     ) -> Result<Self> {
-        let problem = &config.problem;
+        let (device, problem) = (layer.device(), &layer.config().problem);
         let (dims, dtype) = (problem.dims, problem.dtype);
         let [heads, latent, rope] =
             [problem.heads, dims.latent, dims.head.rope].map(|n| n as usize);

@@ -17,6 +17,8 @@ pub(crate) struct Deviation {
     pub(crate) max_absolute: f64,
     /// The largest |difference| / |reference| of a row.
     pub(crate) max_relative: f64,
+    /// The largest difference of a log-sum-exp. Absent if there is none to compare.
+    lse: Option<f64>,
     // Sums of squares and of products.
     given: f64,
     expected: f64,
@@ -52,11 +54,30 @@ impl Deviation {
         )
     }
 
+    /// Adds a log-sum-exp and its reference.
+    pub(crate) fn add_lse(&mut self, given: f64, expected: f64) {
+        let difference = (given - expected).abs();
+        self.lse = Some(worst(self.lse.unwrap_or(0.0), difference));
+    }
+
     /// True if every row is within `tolerance` relative to its reference, and all rows together
     /// deviate by no larger angle.
     pub(crate) fn is_within(&self, tolerance: f64) -> bool {
         // 1 − cos α is α²/2 for small α.
         self.max_relative <= tolerance && self.cosine_difference() <= tolerance * tolerance / 2.0
+    }
+
+    /// Returns the errors, with this tolerance of the rows.
+    pub(crate) fn errors(&self, tolerance: f64) -> Errors {
+        Errors {
+            rows: self.rows,
+            absolute: self.max_absolute,
+            relative: self.max_relative,
+            cosine_difference: self.cosine_difference(),
+            lse: self.lse,
+            tolerance,
+            pass: self.is_within(tolerance) && self.lse.is_none_or(|lse| lse <= LSE_TOLERANCE),
+        }
     }
 }
 
@@ -85,17 +106,14 @@ pub(crate) fn choose(
     rows.into_iter().collect()
 }
 
-/// One head's output for one token: the row and its log-sum-exp, from a backend and in f64.
-pub struct Compared {
-    pub given: (Vec<f64>, f64),
-    pub expected: (Vec<f64>, f64),
-}
-
 /// The errors of sampled rows against the reference.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Errors {
     /// The rows that were compared.
     pub rows: usize,
+    /// The largest difference of an element.
+    #[serde(deserialize_with = "finite_or_infinite")]
+    pub absolute: f64,
     /// The largest |difference| / |reference| of a row, as vectors.
     #[serde(deserialize_with = "finite_or_infinite")]
     pub relative: f64,
@@ -103,6 +121,7 @@ pub struct Errors {
     #[serde(deserialize_with = "finite_or_infinite")]
     pub cosine_difference: f64,
     /// The largest difference of a log-sum-exp. Absent if there is none to compare.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub lse: Option<f64>,
     /// The maximum for `relative`.
     pub tolerance: f64,
@@ -119,34 +138,32 @@ fn finite_or_infinite<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64,
 /// the largest.
 const LSE_TOLERANCE: f64 = 1e-3;
 
-/// Returns the tolerance of a row's relative error.
+/// Returns the tolerance of a row's relative error, for a number of roundings to the dtype.
 ///
-/// Weights, values and the output are each rounded to the dtype once, at random from key to key.
-/// The worst of many rows has a few times the error of a typical one. In f32, errors come from sums
-/// of thousands of terms and from the exponential.
-fn tolerance(dtype: DType) -> f64 {
+/// In f16 and bf16 the errors are those of rounding to u, half the distance from 1 to the next
+/// number. In f32, where u is 2⁻²⁴, errors come from sums of hundreds to thousands of terms and
+/// from the exponential. Each gives a few hundred u at worst.
+pub(crate) fn tolerance(dtype: DType, roundings: f64) -> f64 {
     match dtype {
-        DType::BF16 => 10.0 * 2f64.powi(-9),
-        DType::F16 => 10.0 * 2f64.powi(-12),
-        DType::F32 => 400.0 * 2f64.powi(-24),
+        DType::BF16 => roundings * 2f64.powi(-9),
+        DType::F16 => roundings * 2f64.powi(-12),
+        DType::F32 => 40.0 * roundings * 2f64.powi(-24),
     }
 }
 
 impl Errors {
-    pub fn of(rows: &[Compared], dtype: DType) -> Self {
-        let (mut deviation, mut lse) = (Deviation::default(), 0.0);
-        for row in rows {
-            deviation.add(&row.given.0, &row.expected.0);
-            lse = worst(lse, (row.given.1 - row.expected.1).abs());
-        }
-        let tolerance = tolerance(dtype);
+    /// Combines the errors of a layer's paths.
+    pub fn of_paths(paths: [Option<Self>; 2]) -> Self {
+        let paths: Vec<_> = paths.into_iter().flatten().collect();
+        let max = |of: fn(&Self) -> f64| paths.iter().map(of).fold(0.0, worst);
         Self {
-            rows: deviation.rows,
-            relative: deviation.max_relative,
-            cosine_difference: deviation.cosine_difference(),
-            lse: Some(lse),
-            tolerance,
-            pass: deviation.is_within(tolerance) && lse <= LSE_TOLERANCE,
+            rows: paths.iter().map(|path| path.rows).sum(),
+            absolute: max(|path| path.absolute),
+            relative: max(|path| path.relative),
+            cosine_difference: max(|path| path.cosine_difference),
+            lse: None,
+            tolerance: max(|path| path.tolerance),
+            pass: !paths.is_empty() && paths.iter().all(|path| path.pass),
         }
     }
 }
@@ -155,58 +172,25 @@ impl Errors {
 mod tests {
     use super::*;
 
-    fn of(given: &[f64], expected: &[f64]) -> Deviation {
-        let mut deviation = Deviation::default();
-        deviation.add(given, expected);
-        deviation
-    }
-
-    #[test]
-    fn deviations_are_those_of_the_definitions() {
-        let same = of(&[3.0, 4.0], &[3.0, 4.0]);
-        assert!(same.is_within(0.01));
-        assert_eq!((same.max_absolute, same.max_relative), (0.0, 0.0));
-        let off = of(&[3.0, 4.1], &[3.0, 4.0]);
-        assert!(!off.is_within(0.01) && off.is_within(0.03));
-        assert!((off.max_absolute - 0.1).abs() < 1e-12);
-        assert!((off.max_relative - 0.02).abs() < 1e-12);
-        let turned = of(&[-4.0, 3.0], &[3.0, 4.0]);
-        assert!((turned.cosine_difference() - 1.0).abs() < 1e-12);
-    }
-
-    #[test]
-    fn what_is_no_number_is_never_within() {
-        for given in [[f64::NAN, 1.0], [f64::INFINITY, 1.0], [0.0, 0.0]] {
-            assert!(!of(&given, &[1.0, 1.0]).is_within(0.01), "{given:?}");
-        }
-        assert!(!of(&[1.0, 1.0], &[0.0, 0.0]).is_within(0.01));
-    }
-
-    #[test]
-    fn rows_are_chosen_once_each_with_the_first_and_the_last() {
-        let rows = choose(&mut Rng::with_seed(1), &(5..9), 3, 8);
-        assert_eq!((rows.len(), rows[0], rows[7]), (8, (5, 0), (8, 2)));
-        assert!(rows.windows(2).all(|pair| pair[0] < pair[1]));
-        let all = choose(&mut Rng::with_seed(1), &(5..9), 3, 1000);
-        assert_eq!(all.len(), 12);
-        assert_eq!(choose(&mut Rng::with_seed(1), &(5..6), 1, 9), [(5, 0)]);
-    }
-
+    /// Returns the errors of a row and its log-sum-exp.
     fn errors(given: (&[f64], f64), expected: (&[f64], f64)) -> Errors {
-        let row = Compared {
-            given: (given.0.to_vec(), given.1),
-            expected: (expected.0.to_vec(), expected.1),
-        };
-        Errors::of(&[row], DType::BF16)
+        let mut deviation = Deviation::default();
+        deviation.add(given.0, expected.0);
+        deviation.add_lse(given.1, expected.1);
+        deviation.errors(0.02)
     }
 
     #[test]
     fn errors_are_those_of_the_definitions() {
         let same = errors((&[3.0, 4.0], 1.0), (&[3.0, 4.0], 1.0));
         assert!(same.pass);
-        assert_eq!((same.relative, same.lse), (0.0, Some(0.0)));
-        let off = errors((&[3.0, 4.1], 1.0), (&[3.0, 4.0], 1.0));
-        assert!((off.relative - 0.02).abs() < 1e-12);
+        assert_eq!(
+            (same.absolute, same.relative, same.lse),
+            (0.0, 0.0, Some(0.0))
+        );
+        let off = errors((&[3.0, 4.15], 1.0), (&[3.0, 4.0], 1.0));
+        assert!((off.absolute - 0.15).abs() < 1e-12 && (off.relative - 0.03).abs() < 1e-12);
+        assert!(!off.pass && errors((&[3.0, 4.05], 1.0), (&[3.0, 4.0], 1.0)).pass);
         let turned = errors((&[-4.0, 3.0], 1.0), (&[3.0, 4.0], 1.0));
         assert!((turned.cosine_difference - 1.0).abs() < 1e-12 && !turned.pass);
         assert!(!errors((&[3.0, 4.0], 1.01), (&[3.0, 4.0], 1.0)).pass);
@@ -217,6 +201,17 @@ mod tests {
         for given in [[f64::NAN, 1.0], [f64::INFINITY, 1.0], [0.0, 0.0]] {
             assert!(!errors((&given, 0.0), (&[1.0, 1.0], 0.0)).pass, "{given:?}");
         }
+        assert!(!errors((&[1.0, 1.0], 0.0), (&[0.0, 0.0], 0.0)).pass);
         assert!(!errors((&[1.0, 1.0], f64::NAN), (&[1.0, 1.0], 0.0)).pass);
+    }
+
+    #[test]
+    fn rows_are_chosen_once_each_with_the_first_and_the_last() {
+        let rows = choose(&mut Rng::with_seed(1), &(5..9), 3, 8);
+        assert_eq!((rows.len(), rows[0], rows[7]), (8, (5, 0), (8, 2)));
+        assert!(rows.windows(2).all(|pair| pair[0] < pair[1]));
+        let all = choose(&mut Rng::with_seed(1), &(5..9), 3, 1000);
+        assert_eq!(all.len(), 12);
+        assert_eq!(choose(&mut Rng::with_seed(1), &(5..6), 1, 9), [(5, 0)]);
     }
 }

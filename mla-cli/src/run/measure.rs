@@ -1,43 +1,36 @@
 //! Times of each part of the layer.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use mla_runtime::Result;
-use mla_runtime::backend::{DecodeStage, PrefillStage};
-use mla_runtime::layer::{MlaLayer, Workspace};
-use mla_runtime::tensor::Memory;
+use mla_runtime::device::Device;
+use mla_runtime::layer::SelectedWorkspace;
 
 use super::data::{Data, HostLists};
 use super::sparse::Lists;
-use super::workload::Workload;
+use super::step::Step;
 use crate::device::progress::Progress;
+use crate::device::statistics::Summary;
 use crate::error::CliError;
 
-/// The median time of each part, and of all parts together.
+/// The median seconds of each part, and of all parts together.
 pub(super) struct Timings {
-    pub selection: Duration,
-    pub absorbed: Duration,
-    pub expanded: Duration,
-    pub total: Duration,
+    pub selection: f64,
+    pub absorbed: f64,
+    pub expanded: f64,
+    pub total: f64,
 }
 
 /// Runs a step once to warm up, and `repeat` times with timing.
-pub(super) fn measure<P, B, L>(
-    layer: &MlaLayer<P, B>,
-    workspace: &mut Workspace<P, B>,
-    workload: &Workload,
-    data: &mut Data<P::Device>,
+pub(super) fn measure<D: Device, L: Lists<D>>(
+    step: &Step<D>,
+    workspace: &mut SelectedWorkspace<D>,
+    data: &mut Data<D>,
     lists: &mut L,
     repeat: u32,
     progress: &Progress,
-) -> std::result::Result<Timings, CliError>
-where
-    P: PrefillStage,
-    B: DecodeStage<Device = P::Device>,
-    L: Lists<P::Device>,
-{
-    let step = workload.step(&layer.config().problem, workspace.limits())?;
-    workspace.prepare(layer, &step)?;
+) -> std::result::Result<Timings, CliError> {
+    let layer = &step.layer;
     let device = layer.device();
     let mut samples = [const { Vec::new() }; 4];
     for run in 0..=repeat {
@@ -45,12 +38,12 @@ where
             0 => "warming up".to_owned(),
             _ => format!("timing: {run} of {repeat}"),
         });
-        let timed = |part: &mut dyn FnMut() -> Result<()>| -> Result<Duration> {
+        let timed = |part: &mut dyn FnMut() -> Result<()>| -> Result<f64> {
             device.synchronize()?;
             let start = Instant::now();
             part()?;
             device.synchronize()?;
-            Ok(start.elapsed())
+            Ok(start.elapsed().as_secs_f64())
         };
         let selection = timed(&mut || lists.select(workspace))?;
         let lists = lists.lists(workspace)?;
@@ -69,38 +62,12 @@ where
     if let Some(lists) = lists.lists(workspace)? {
         data.lists = Some(HostLists::read(device, &lists)?);
     }
-    let [selection, absorbed, expanded, total] = samples.map(median);
+    let [selection, absorbed, expanded, total] =
+        samples.map(|samples| Summary::of(&samples).median);
     Ok(Timings {
         selection,
         absorbed,
         expanded,
         total,
     })
-}
-
-/// Returns the median.
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    let middle = times.len() / 2;
-    if times.len().is_multiple_of(2) {
-        (times[middle - 1] + times[middle]) / 2
-    } else {
-        times[middle]
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn medians() {
-        let of = |times: &[u64]| {
-            let times = times.iter().map(|s| Duration::from_secs(*s)).collect();
-            median(times).as_secs_f64()
-        };
-        assert_eq!(of(&[7]), 7.0);
-        assert_eq!(of(&[9, 1, 2]), 2.0);
-        assert_eq!(of(&[9, 1, 2, 4]), 3.0);
-    }
 }

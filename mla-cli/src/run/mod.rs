@@ -9,6 +9,7 @@ pub(crate) mod reference;
 mod report;
 pub(crate) mod sparse;
 pub(crate) mod step;
+pub(crate) mod wanted;
 pub(crate) mod workload;
 
 use mla_runtime::device::Device;
@@ -21,7 +22,7 @@ use self::batch_args::BatchArgs;
 use self::data::Data;
 use self::report::Report;
 use self::sparse::{Dense, Indexed, Lists};
-use self::step::{Step, Wanted};
+use self::wanted::Wanted;
 use crate::args::{self, Format, Model, ModelArgs, natural, positive, samples};
 use crate::device::progress::Progress;
 use crate::device::{About, IndexedJob, Job};
@@ -65,20 +66,6 @@ pub(crate) struct Args {
     /// Format of the result.
     #[arg(long, default_value = "table")]
     format: Format,
-}
-
-impl Args {
-    fn wanted<'a>(&'a self, model: &'a Model, problem: Problem, threshold: u32) -> Wanted<'a> {
-        Wanted {
-            model,
-            on: &self.on,
-            problem,
-            threshold,
-            rows: self.rows,
-            prefill: self.prefill.as_deref(),
-            decode: self.decode.as_deref(),
-        }
-    }
 }
 
 /// Returns the output, and true if every phase agrees with the reference.
@@ -177,49 +164,46 @@ fn run<D: Device, L: Lists<D>>(
         check_sparse(args)?;
     }
     let (problem, threshold) = problem::<D, L>(args, model, device)?;
-    let wanted = args.wanted(model, problem, threshold);
-    let step = Step::new::<L>(&wanted, device, about)?;
-    let (layer, workload) = (&step.layer, &step.workload);
-
+    let wanted = Wanted {
+        model,
+        on: &args.on,
+        problem,
+        threshold,
+        rows: args.rows,
+        prefill: args.prefill.as_deref(),
+        decode: args.decode.as_deref(),
+    };
+    let (step, selection, memory) = wanted.step(device, about, |needs, limits| {
+        L::needs(needs, &model.config, limits)
+    })?;
     let progress = Progress::spinner();
     progress.begin(&format!(
         "running {} of {} on {}",
         args.on.batch, model.name, about.description
     ));
     progress.step("allocating");
-    let mut workspace = layer.workspace(&step.limits)?;
-    let mut data = Data::new(device, &step.config, workload, args.on.seed, &progress)?;
-    let made_from = step.made_from(&wanted, device, &progress);
-    let mut lists = L::new(&made_from)?;
+    let mut workspace = step.workspace()?;
+    let mut data = Data::new(&step.layer, &step.workload, step.seed, &progress)?;
+    let mut lists = L::new(&model.config, &step, &progress)?;
     let timings = measure::measure(
-        layer,
+        &step,
         &mut workspace,
-        workload,
         &mut data,
         &mut lists,
         args.repeat,
         &progress,
     )?;
-    let errors = reference::compare(
-        device,
-        &step.config,
-        workload,
-        &data,
-        &workspace,
-        args.samples,
-        args.on.seed,
-        &progress,
-    )?;
-    let lists = lists.compare(&made_from, data.lists.as_ref(), args.samples)?;
+    let errors = reference::compare(&step, &data, &workspace, args.samples, &progress)?;
+    let lists = lists.compare(&step, data.lists.as_ref(), args.samples, &progress)?;
     progress.finish();
     Ok(Report::new(report::Run {
         model,
         device: &about.description,
-        selection: &step.selection,
-        workload,
+        selection: &selection,
+        workload: &step.workload,
         chunks: workspace.context().len(),
         rows: step.limits.context_rows,
-        memory: &step.memory,
+        memory: &memory,
         timings,
         errors,
         lists,

@@ -10,141 +10,60 @@ use std::ops::Range;
 
 use fastrand::Rng;
 use mla_conformance::reference::attend;
-use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage};
 use mla_runtime::device::Device;
-use mla_runtime::layer::Workspace;
-use mla_runtime::model::DType;
+use mla_runtime::layer::SelectedWorkspace;
 use rayon::prelude::*;
-use serde::Serialize;
 
 use super::data::{Data, HostLists};
-use super::deviation::{self, Deviation, choose, worst};
+use super::deviation::{Deviation, Errors, choose, tolerance};
+use super::step::Step;
 use super::workload::Workload;
 use crate::device::progress::Progress;
 use crate::error::CliError;
 
-/// The errors of the sampled rows of a phase against the reference.
-#[derive(Clone, Copy, Serialize)]
-pub struct Errors {
-    /// The rows that were compared.
-    pub samples: usize,
-    /// The largest difference of an element.
-    pub max_absolute: f64,
-    /// The largest |difference| / |reference| of a row, as vectors.
-    pub max_relative: f64,
-    /// 1 − cos of the angle between all rows, as one vector, and their references, as another.
-    pub cosine_difference: f64,
-    /// The maximum for `max_relative`.
-    pub tolerance: f64,
-    /// True if both errors are within their tolerances.
-    pub pass: bool,
-}
-
-impl Errors {
-    fn new(deviation: &Deviation, tolerance: f64) -> Self {
-        Self {
-            samples: deviation.rows,
-            max_absolute: deviation.max_absolute,
-            max_relative: deviation.max_relative,
-            cosine_difference: deviation.cosine_difference(),
-            tolerance,
-            pass: deviation.is_within(tolerance),
-        }
-    }
-}
-
-impl deviation::Errors {
-    /// Combines the errors of a layer's paths.
-    pub fn of_paths(paths: [Option<Errors>; 2]) -> Self {
-        let paths: Vec<_> = paths.into_iter().flatten().collect();
-        let max = |of: fn(&Errors) -> f64| paths.iter().map(of).fold(0.0, worst);
-        Self {
-            rows: paths.iter().map(|path| path.samples).sum(),
-            relative: max(|path| path.max_relative),
-            cosine_difference: max(|path| path.cosine_difference),
-            lse: None,
-            tolerance: max(|path| path.tolerance),
-            pass: !paths.is_empty() && paths.iter().all(|path| path.pass),
-        }
-    }
-}
-
-/// The errors of the two phases, `None` for a phase without tokens.
-pub struct PhaseErrors {
-    pub absorbed: Option<Errors>,
-    pub expanded: Option<Errors>,
-}
-
-/// Returns the tolerance of a row's relative error.
+/// Returns the error of the worst row, in roundings.
 ///
-/// In f16 and bf16 the errors are those of rounding to u, half the distance from 1 to the next
-/// number. A score is a sum over a query or key that was rounded once. With scores of a standard
-/// deviation of about 2, a weight is off by about 2u, at random from key to key. Values, the
-/// attention's output, and the product that follows are each rounded once more. This adds at most
-/// three times about u. Each context chunk rounds the output once, at random, which adds √chunks.
-/// Together that is about 5u for a typical row. The worst of many rows, and rows whose values
-/// cancel, may have three times that error.
-///
-/// In f32, where u is 2⁻²⁴, errors come from sums of hundreds to thousands of terms and from the
-/// exponential. Each gives a few hundred u at worst.
-fn tolerance(dtype: DType, chunks: usize) -> f64 {
-    let rounding = 15.0 + 2.0 * (chunks as f64).sqrt();
-    match dtype {
-        DType::BF16 => rounding * 2f64.powi(-9),
-        DType::F16 => rounding * 2f64.powi(-12),
-        DType::F32 => 40.0 * rounding * 2f64.powi(-24),
-    }
+/// A score is a sum over a query or key that was rounded once. With scores of a standard deviation
+/// of about 2, a weight is off by about 2u, at random from key to key. Values, the attention's
+/// output, and the product that follows are each rounded once more. This adds at most three times
+/// about u. Each context chunk rounds the output once, at random, which adds √chunks. Together that
+/// is about 5u for a typical row. The worst of many rows, and rows whose values cancel, may have
+/// three times that error.
+fn roundings(chunks: usize) -> f64 {
+    15.0 + 2.0 * (chunks as f64).sqrt()
 }
 
-/// Compares `samples` rows of each phase: the first, the last, and others at random.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "each is another thing of the run"
-)]
-pub fn compare<P, B>(
-    device: &P::Device,
-    config: &LayerConfig,
-    workload: &Workload,
-    data: &Data<P::Device>,
-    workspace: &Workspace<P, B>,
+/// Compares `samples` rows of each phase: the first, the last, and others at random. Returns the
+/// errors of the absorbed and of the expanded path, `None` for a path without tokens.
+pub fn compare<D: Device>(
+    step: &Step<D>,
+    data: &Data<D>,
+    workspace: &SelectedWorkspace<D>,
     samples: u32,
-    seed: u32,
     progress: &Progress,
-) -> Result<PhaseErrors, CliError>
-where
-    P: PrefillStage,
-    B: DecodeStage<Device = P::Device>,
-{
-    let mut rng = Rng::with_seed(u64::from(seed) ^ 0x5eed);
-    let chunks = workspace.context().len();
+) -> Result<[Option<Errors>; 2], CliError> {
+    let mut rng = Rng::with_seed(u64::from(step.seed) ^ 0x5eed);
+    let (workload, problem) = (&step.workload, step.layer.config().problem);
     let mut phase = |name: &str, requests: Range<usize>, chunks| {
         let tokens = workload.tokens_of(&requests);
         if tokens.is_empty() {
             return Ok(None);
         }
-        let rows = choose(
-            &mut rng,
-            &tokens,
-            config.problem.heads as usize,
-            samples as usize,
-        );
+        let rows = choose(&mut rng, &tokens, problem.heads as usize, samples as usize);
         let mut deviation = Deviation::default();
-        for (done, of_request) in rows
-            .chunk_by(|a, b| workload.request_of(a.0) == workload.request_of(b.0))
-            .enumerate()
-        {
+        let of_requests =
+            rows.chunk_by(|a, b| workload.request_of(a.0) == workload.request_of(b.0));
+        for (done, of_request) in of_requests.enumerate() {
             progress.step(format!("checking {name}: request {}", done + 1));
-            compare_request(device, config, workload, data, of_request, &mut deviation)?;
+            compare_request(step, data, of_request, &mut deviation)?;
         }
-        Ok::<_, CliError>(Some(Errors::new(
-            &deviation,
-            tolerance(config.problem.dtype, chunks),
-        )))
+        let tolerance = tolerance(problem.dtype, roundings(chunks));
+        Ok::<_, CliError>(Some(deviation.errors(tolerance)))
     };
-    Ok(PhaseErrors {
-        absorbed: phase("decode", workload.absorbed.clone(), 0)?,
-        expanded: phase("prefill", workload.expanded(), chunks)?,
-    })
+    Ok([
+        phase("decode", workload.absorbed.clone(), 0)?,
+        phase("prefill", workload.expanded(), workspace.context().len())?,
+    ])
 }
 
 impl Workload {
@@ -165,12 +84,8 @@ struct Attended {
 impl Attended {
     /// Reads the rows page by page from the cache. New rows are used as given, unless the device
     /// also reads them from the cache.
-    fn read<D: Device>(
-        device: &D,
-        workload: &Workload,
-        data: &Data<D>,
-        index: usize,
-    ) -> Result<Self, CliError> {
+    fn read<D: Device>(step: &Step<D>, data: &Data<D>, index: usize) -> Result<Self, CliError> {
+        let workload = &step.workload;
         let request = workload.requests[index];
         let (context, start) = (request.context_len() as usize, workload.token_starts[index]);
         let layout = &data.cache.layout;
@@ -183,7 +98,9 @@ impl Attended {
             .step_by(layout.page_size)
             .map(|first| Ok(tables.slot(index, first as u64)? as usize / layout.page_size))
             .collect::<Result<Vec<usize>, CliError>>()?;
-        let mut rows = data.cache.rows(device, &numbers_of_pages, stored)?;
+        let mut rows = data
+            .cache
+            .rows(step.layer.device(), &numbers_of_pages, stored)?;
         let nth = numbers_of_pages.iter().enumerate();
         let pages = nth
             .map(|(nth, page)| (*page, nth * layout.page_size))
@@ -216,13 +133,12 @@ impl Attended {
 
 /// Compares rows of the tokens of one request.
 fn compare_request<D: Device>(
-    device: &D,
-    config: &LayerConfig,
-    workload: &Workload,
+    step: &Step<D>,
     data: &Data<D>,
     rows: &[(usize, usize)],
     deviation: &mut Deviation,
 ) -> Result<(), CliError> {
+    let (device, config, workload) = (step.layer.device(), step.layer.config(), &step.workload);
     let Some((first, _)) = rows.first() else {
         return Ok(());
     };
@@ -232,7 +148,7 @@ fn compare_request<D: Device>(
     let index = workload.request_of(*first);
     let context = workload.requests[index].context_len() as usize;
     let start = workload.token_starts[index];
-    let attended = Attended::read(device, workload, data, index)?;
+    let attended = Attended::read(step, data, index)?;
 
     let compared: Vec<(Vec<f64>, Vec<f64>)> = rows
         .par_iter()

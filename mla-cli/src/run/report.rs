@@ -1,22 +1,20 @@
 //! The result of a run.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
-use comfy_table::{Attribute, Cell, CellAlignment, Table};
+use comfy_table::{Cell, Table};
 use mla_runtime::plan::memory::MemoryPlan;
 use mla_runtime::select::{Explanation, Selection};
 use mla_runtime::spec;
 use serde::Serialize;
 
+use super::deviation::Errors;
 use super::measure::Timings;
-use super::reference::{Errors, PhaseErrors};
 use super::sparse::ListErrors;
 use super::workload::Workload;
 use crate::args::Model;
 use crate::run::cost::Cost;
-use crate::table::{counted, number, size};
-use crate::table::{numbers, table};
+use crate::table::{bold, counted, number, numbers, size, table, wide_table};
 
 /// The data from which a report is made.
 pub(super) struct Run<'a> {
@@ -28,7 +26,8 @@ pub(super) struct Run<'a> {
     pub rows: usize,
     pub memory: &'a MemoryPlan,
     pub timings: Timings,
-    pub errors: PhaseErrors,
+    /// The errors of the absorbed and of the expanded path.
+    pub errors: [Option<Errors>; 2],
     pub lists: Option<ListErrors>,
     pub seed: u32,
     pub repeat: u32,
@@ -90,11 +89,10 @@ impl Phase {
         phase: &'static str,
         backend: &str,
         [requests, tokens]: [usize; 2],
-        time: Duration,
+        seconds: f64,
         cost: Cost,
         errors: Option<Errors>,
     ) -> Self {
-        let seconds = time.as_secs_f64();
         // If the clock is too coarse for the work, this is infinity, which JSON writes as null.
         let per_second = |amount: f64| amount / seconds;
         Self {
@@ -130,7 +128,7 @@ fn phases_of(run: &Run<'_>) -> (Vec<Phase>, Cost) {
             workload.absorbed.clone(),
             timings.absorbed,
             workload.absorbed_cost(problem),
-            errors.absorbed,
+            errors[0],
         ),
         (
             "prefill",
@@ -138,7 +136,7 @@ fn phases_of(run: &Run<'_>) -> (Vec<Phase>, Cost) {
             workload.expanded(),
             timings.expanded,
             workload.expanded_cost(problem),
-            errors.expanded,
+            errors[1],
         ),
     ] {
         let tokens = workload.tokens_of(&requests).len();
@@ -188,7 +186,7 @@ impl Report {
             ],
             memory: run.memory.clone(),
             lists: run.lists.map(|errors| Selected {
-                seconds: timings.selection.as_secs_f64(),
+                seconds: timings.selection,
                 errors,
             }),
             phases,
@@ -272,7 +270,7 @@ impl Report {
         table.add_row([
             Cell::new("planned"),
             Cell::new(""),
-            Cell::new(size(self.memory.total_bytes)).add_attribute(Attribute::Bold),
+            bold(Cell::new(size(self.memory.total_bytes))),
         ]);
         numbers(&mut table, [2]);
         table
@@ -280,11 +278,9 @@ impl Report {
 
     // The table has a column for each phase, since there are more figures than phases.
     fn phase_table(&self) -> Table {
-        let mut table = Table::new();
-        table.load_style(crate::table::STYLE);
         let phases = &self.phases;
-        let header = phases.iter().map(|phase| phase.phase.to_owned());
-        table.set_header(std::iter::once(String::new()).chain(header));
+        let columns = std::iter::once("").chain(phases.iter().map(|phase| phase.phase));
+        let mut table = wide_table(columns, 1..=phases.len());
         type Figure = (&'static str, fn(&Phase) -> String);
         let rows: [Figure; 12] = [
             ("backend", |phase| phase.backend.clone()),
@@ -294,11 +290,9 @@ impl Report {
             ("tokens/s", |phase| number(phase.tokens_per_second)),
             ("GFLOP/s", |phase| number(phase.gflop_per_second)),
             ("GB/s", |phase| number(phase.gb_per_second)),
-            ("rows checked", |phase| of(phase, |e| e.samples.to_string())),
-            ("largest error", |phase| {
-                of(phase, |e| small(e.max_absolute))
-            }),
-            ("relative", |phase| of(phase, |e| small(e.max_relative))),
+            ("rows checked", |phase| of(phase, |e| e.rows.to_string())),
+            ("largest error", |phase| of(phase, |e| small(e.absolute))),
+            ("relative", |phase| of(phase, |e| small(e.relative))),
             ("  accepted", |phase| of(phase, |e| small(e.tolerance))),
             ("1 − cos", |phase| {
                 of(phase, |e| small(e.cosine_difference))
@@ -309,12 +303,9 @@ impl Report {
         }
         let verdicts = phases.iter().map(|phase| {
             let pass = phase.errors.map_or(self.pass, |errors| errors.pass);
-            Cell::new(if pass { "pass" } else { "FAIL" }).add_attribute(Attribute::Bold)
+            bold(Cell::new(if pass { "pass" } else { "FAIL" }))
         });
         table.add_row(std::iter::once(Cell::new("verdict")).chain(verdicts));
-        for column in table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
         table
     }
 }

@@ -6,12 +6,12 @@ use std::ops::Range;
 use half::{bf16, f16};
 use mla_conformance::reference::{Turn, decode_e4m3, hadamard, largest, quantise_index};
 use mla_runtime::Result;
-use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, SlotLists, StepLimits};
+use mla_runtime::backend::{SlotLists, StepLimits};
 use mla_runtime::device::Device;
 use mla_runtime::indexer::{
     IndexCacheLayout, IndexCacheMut, IndexCall, IndexDevice, IndexKeys, Indexer, IndexerWorkspace,
 };
-use mla_runtime::layer::Workspace;
+use mla_runtime::layer::SelectedWorkspace;
 use mla_runtime::model::{DType, IndexerConfig, ModelConfig, Rope};
 use mla_runtime::plan::memory::MemoryNeeds;
 use mla_runtime::tensor::{ArrayRef, Layout, Rotary, RotaryTables, TensorRef};
@@ -19,7 +19,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::data::{HostLists, seed_of};
-use super::workload::Workload;
+use super::step::Step;
 use crate::device::memory::upload;
 use crate::device::progress::Progress;
 use crate::device::random::Normal;
@@ -37,46 +37,32 @@ pub trait Lists<D: Device>: Sized {
     }
 
     /// Makes everything that an engine would own, on the device.
-    fn new(run: &Run<'_, D>) -> std::result::Result<Self, CliError>;
+    fn new(
+        model: &ModelConfig,
+        step: &Step<D>,
+        progress: &Progress,
+    ) -> std::result::Result<Self, CliError>;
 
     /// Makes the lists of the prepared step.
-    fn select<P, B>(&mut self, _: &Workspace<P, B>) -> Result<()>
-    where
-        P: PrefillStage<Device = D>,
-        B: DecodeStage<Device = D>,
-    {
+    fn select(&mut self, _: &SelectedWorkspace<D>) -> Result<()> {
         Ok(())
     }
 
     /// Returns the lists of the prepared step.
-    fn lists<P, B>(&self, _: &Workspace<P, B>) -> Result<Option<SlotLists<'_, D>>>
-    where
-        P: PrefillStage<Device = D>,
-        B: DecodeStage<Device = D>,
-    {
+    fn lists(&self, _: &SelectedWorkspace<D>) -> Result<Option<SlotLists<'_, D>>> {
         Ok(None)
     }
 
     /// Compares the lists of `samples` tokens with f64.
     fn compare(
         &self,
-        _: &Run<'_, D>,
+        _: &Step<D>,
         _: Option<&HostLists>,
-        _: u32,
+        _samples: u32,
+        _: &Progress,
     ) -> std::result::Result<Option<ListErrors>, CliError> {
         Ok(None)
     }
-}
-
-/// The input of a run.
-pub struct Run<'a, D: Device> {
-    pub device: &'a D,
-    pub model: &'a ModelConfig,
-    pub config: &'a LayerConfig,
-    pub workload: &'a Workload,
-    pub limits: StepLimits,
-    pub seed: u32,
-    pub progress: &'a Progress,
 }
 
 /// No lists, since each token attends to all of its context.
@@ -85,7 +71,7 @@ pub(crate) struct Dense;
 impl<D: Device> Lists<D> for Dense {
     const SPARSE: bool = false;
 
-    fn new(_: &Run<'_, D>) -> std::result::Result<Self, CliError> {
+    fn new(_: &ModelConfig, _: &Step<D>, _: &Progress) -> std::result::Result<Self, CliError> {
         Ok(Self)
     }
 }
@@ -131,6 +117,7 @@ pub struct Indexed<D: IndexDevice> {
     /// The gates of new tokens and the table of positions in a pool, if keys are pooled.
     pool: Option<[Tensor<D>; 2]>,
     tables: Option<RotaryTables<D>>,
+    rope: Rope,
     cache: D::Buffer,
     layout: IndexCacheLayout,
 }
@@ -150,16 +137,20 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
         layer.with_indexer(&indexer_of(model)?, limits, 1)
     }
 
-    fn new(run: &Run<'_, D>) -> std::result::Result<Self, CliError> {
-        let (device, problem) = (run.device, &run.config.problem);
-        let config = indexer_of(run.model)?;
+    fn new(
+        model: &ModelConfig,
+        step: &Step<D>,
+        progress: &Progress,
+    ) -> std::result::Result<Self, CliError> {
+        let (device, problem) = (step.layer.device(), &step.layer.config().problem);
+        let config = indexer_of(model)?;
         let [heads, width] = [config.heads, config.width].map(|n| n as usize);
         // If queries are projected in one step, they come from the hidden state, whose width is
         // about this.
-        let rank = run.model.q_lora_rank.unwrap_or(2048) as usize;
-        let tokens = run.workload.tokens();
+        let rank = model.q_lora_rank.unwrap_or(2048) as usize;
+        let tokens = step.workload.tokens();
         let random = |number, shape, deviation| {
-            let seed = seed_of(run.seed, number);
+            let seed = seed_of(step.seed, number);
             Tensor::random(device, seed, problem.dtype, shape, deviation)
         };
         let query_latent = random(8, [tokens, 1, rank], 1.0)?;
@@ -177,20 +168,20 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
                 random(16, [1, pool as usize, width], 1.0)?,
             ]),
         };
-        let longest = run.workload.requests.iter().map(|r| r.kv).max();
+        let longest = step.workload.requests.iter().map(|r| r.kv).max();
         let tables = match config.rope {
             0 => None,
             rope => {
                 let positions = longest.unwrap_or(0).max(1) as usize;
-                Some(RotaryTables::new(device, &run.model.rope, rope, positions)?)
+                Some(RotaryTables::new(device, &model.rope, rope, positions)?)
             }
         };
         let page_size = problem.page_size as usize;
         // The cache has the same number of pages as the layer's cache.
-        let layout = IndexCacheLayout::contiguous(&config, run.workload.pages as usize, page_size);
+        let layout = IndexCacheLayout::contiguous(&config, step.workload.pages as usize, page_size);
         let indexer = Indexer::new(device, &config, problem)?;
         let mut indexed = Self {
-            workspace: indexer.workspace(&run.limits)?,
+            workspace: indexer.workspace(&step.limits)?,
             cache: device.allocate(layout.pages * layout.page_stride)?,
             indexer,
             query_latent,
@@ -200,43 +191,37 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
             head_weights,
             pool,
             tables,
+            rope: model.rope,
             layout,
         };
-        indexed.fill(run)?;
+        indexed.fill(step, progress)?;
         Ok(indexed)
     }
 
-    fn select<P, B>(&mut self, workspace: &Workspace<P, B>) -> Result<()>
-    where
-        P: PrefillStage<Device = D>,
-        B: DecodeStage<Device = D>,
-    {
+    fn select(&mut self, workspace: &SelectedWorkspace<D>) -> Result<()> {
         let (indexer, lists, call) = self.call()?;
         indexer.select(workspace, lists, call)
     }
 
-    fn lists<P, B>(&self, workspace: &Workspace<P, B>) -> Result<Option<SlotLists<'_, D>>>
-    where
-        P: PrefillStage<Device = D>,
-        B: DecodeStage<Device = D>,
-    {
+    fn lists(&self, workspace: &SelectedWorkspace<D>) -> Result<Option<SlotLists<'_, D>>> {
         self.workspace.lists(workspace).map(Some)
     }
 
     fn compare(
         &self,
-        run: &Run<'_, D>,
+        step: &Step<D>,
         lists: Option<&HostLists>,
         samples: u32,
+        progress: &Progress,
     ) -> std::result::Result<Option<ListErrors>, CliError> {
         let Some(lists) = lists else {
             return Ok(None);
         };
-        let tokens = run.workload.tokens();
+        let tokens = step.workload.tokens();
         // Samples are the first token, the last one, and others at equal distances.
         let count = tokens.min(samples as usize);
         let sampled = (0..count).map(|i| i * (tokens - 1) / (count - 1).max(1));
-        let reference = Reference::new(run, self)?;
+        let reference = Reference::new(self)?;
         let config = self.indexer.config();
         let mut errors = ListErrors {
             index_heads: config.heads,
@@ -249,9 +234,8 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
             pass: true,
         };
         for (done, token) in sampled.enumerate() {
-            run.progress
-                .step(format!("checking lists: {} of {count}", done + 1));
-            let distance = reference.distance(run, token, lists.of(token))?;
+            progress.step(format!("checking lists: {} of {count}", done + 1));
+            let distance = reference.distance(step, token, lists.of(token))?;
             errors.identical += usize::from(distance.is_none());
             let distance = distance.unwrap_or(0.0);
             errors.largest_distance = super::deviation::worst(errors.largest_distance, distance);
@@ -303,18 +287,17 @@ impl<D: IndexDevice> Indexed<D> {
     }
 
     /// Writes the index keys of all context.
-    fn fill(&mut self, run: &Run<'_, D>) -> std::result::Result<(), CliError> {
-        let (device, dtype) = (run.device, run.config.problem.dtype);
+    fn fill(&mut self, step: &Step<D>, progress: &Progress) -> std::result::Result<(), CliError> {
+        let (device, dtype) = (step.layer.device(), step.layer.config().problem.dtype);
         let width = self.layout.width;
-        let requests = run.workload.requests.iter();
+        let requests = step.workload.requests.iter();
         let count = width * requests.map(|r| r.context_len() as usize).sum::<usize>();
-        let numbers = Normal::of(seed_of(run.seed, 14), dtype, 1.0, count);
-        let gates = Normal::of(seed_of(run.seed, 17), dtype, 1.0, count);
+        let numbers = Normal::of(seed_of(step.seed, 14), dtype, 1.0, count);
+        let gates = Normal::of(seed_of(step.seed, 17), dtype, 1.0, count);
         let mut done = 0;
-        let block_tables = run.workload.tables()?;
-        for (index, request) in run.workload.requests.iter().enumerate() {
-            run.progress
-                .step(format!("filling the index cache: request {}", index + 1));
+        let block_tables = step.workload.tables()?;
+        for (index, request) in step.workload.requests.iter().enumerate() {
+            progress.step(format!("filling the index cache: request {}", index + 1));
             let context: Vec<i64> = (0..i64::from(request.context_len())).collect();
             for block in context.chunks(BLOCK) {
                 let slots: std::result::Result<Vec<i64>, _> = block
@@ -372,10 +355,11 @@ struct Reference<'a, D: IndexDevice> {
 }
 
 impl<'a, D: IndexDevice> Reference<'a, D> {
-    fn new(run: &Run<'_, D>, indexed: &'a Indexed<D>) -> Result<Self> {
+    fn new(indexed: &'a Indexed<D>) -> Result<Self> {
         let rank = indexed.query_latent.width();
+        let width = indexed.indexer.config().rope;
         let [cos, sin] = match &indexed.tables {
-            Some(tables) => rope_tables(&run.model.rope, indexed, tables.positions())?,
+            Some(tables) => indexed.rope.cos_sin(width, tables.positions())?,
             None => [Vec::new(), Vec::new()],
         };
         Ok(Self {
@@ -390,15 +374,15 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
     /// Returns the distance of a list from the reference's list, or `None` if they are equal.
     fn distance(
         &self,
-        run: &Run<'_, D>,
+        step: &Step<D>,
         token: usize,
         list: &[i32],
     ) -> std::result::Result<Option<f64>, CliError> {
-        let request = run.workload.request_of(token);
-        let of = run.workload.requests[request];
-        let position = of.context_len() as usize + token - run.workload.token_starts[request];
-        let logits = self.logits(run, request, token, position)?;
-        let tables = run.workload.tables()?;
+        let request = step.workload.request_of(token);
+        let of = step.workload.requests[request];
+        let position = of.context_len() as usize + token - step.workload.token_starts[request];
+        let logits = self.logits(step, request, token, position)?;
+        let tables = step.workload.tables()?;
         let slots = |positions: Range<usize>| {
             let slots = positions.map(|position| tables.slot(request, position as u64));
             slots
@@ -449,15 +433,15 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
     /// Returns the logits of the keys that a token sees.
     fn logits(
         &self,
-        run: &Run<'_, D>,
+        step: &Step<D>,
         request: usize,
         token: usize,
         position: usize,
     ) -> std::result::Result<Vec<f64>, CliError> {
         let indexed = self.indexed;
         let layout = &indexed.layout;
-        let queries = self.queries(run.config.problem.dtype, token, position);
-        let tables = run.workload.tables()?;
+        let queries = self.queries(step.layer.config().problem.dtype, token, position);
+        let tables = step.workload.tables()?;
         let pool = indexed.indexer.config().pool as usize;
         let keys = (position + 1) / pool;
         let mut logits = Vec::with_capacity(keys);
@@ -466,7 +450,7 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
             let slot = tables.slot(request, (first * pool) as u64)? as usize;
             let start = layout.values_at(slot / pool);
             let bytes = D::byte_range(D::bytes(&indexed.cache), start..start + page.len());
-            run.device.download(bytes, &mut page)?;
+            step.layer.device().download(bytes, &mut page)?;
             let count = layout.page_size.min(keys - first);
             let of_page: Vec<f64> = (0..count)
                 .into_par_iter()
@@ -535,14 +519,6 @@ impl<'a, D: IndexDevice> Reference<'a, D> {
             })
             .collect()
     }
-}
-
-fn rope_tables<D: IndexDevice>(
-    rope: &Rope,
-    indexed: &Indexed<D>,
-    positions: usize,
-) -> Result<[Vec<f32>; 2]> {
-    rope.cos_sin(indexed.indexer.config().rope, positions)
 }
 
 fn rounded(dtype: DType, value: f64) -> f64 {

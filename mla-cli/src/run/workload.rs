@@ -82,16 +82,11 @@ impl Workload {
         let mut absorbed = 0;
         for (index, request) in self.requests.iter().enumerate() {
             let pages = &self.tables[index * self.max_pages..][..self.max_pages];
-            let chunk = match self.absorbed.contains(&index) {
-                true => len.min(request.q),
-                false => request.q,
-            };
-            for start in (0..request.q).step_by(chunk as usize) {
-                let q = chunk.min(request.q - start);
-                let kv = request.context_len() + start + q;
-                requests.push(Request::new(q, kv));
+            let is_absorbed = self.absorbed.contains(&index);
+            for chunk in chunks(request, if is_absorbed { len } else { u32::MAX }) {
+                requests.push(chunk);
                 tables.extend_from_slice(pages);
-                absorbed += usize::from(self.absorbed.contains(&index));
+                absorbed += usize::from(is_absorbed);
             }
         }
         let slots = BlockTables::new(&tables, self.max_pages, self.page_size)?
@@ -109,7 +104,6 @@ impl Workload {
     }
 
     /// Returns the same batch with tensors in which the last request comes first.
-    #[cfg(feature = "bench")]
     pub fn reversed(self) -> Self {
         let ends = self.token_starts[1..].iter();
         let starts = ends.map(|end| self.tokens() - end).collect();
@@ -128,7 +122,6 @@ impl Workload {
     }
 
     /// Returns the block tables' entries, their number for each request, and each new token's slot.
-    #[cfg(feature = "bench")]
     pub fn entries(&self) -> (&[i32], usize, &[i64]) {
         (&self.tables, self.max_pages, &self.slots)
     }
@@ -262,6 +255,16 @@ pub(crate) fn block_tables(requests: &[Request], page_size: u32, seed: u64) -> (
         tables.resize(tables.len().next_multiple_of(width), -1);
     }
     (tables, width)
+}
+
+/// Divides a request into chunks of at most `len` new tokens.
+pub(crate) fn chunks(request: &Request, len: u32) -> impl Iterator<Item = Request> {
+    let (context, all) = (request.context_len(), request.q);
+    let len = len.min(all);
+    (0..all).step_by(len as usize).map(move |start| {
+        let q = len.min(all - start);
+        Request::new(q, context + start + q)
+    })
 }
 
 /// Returns the query lengths of requests on the absorbed path: single, uniform or ragged.

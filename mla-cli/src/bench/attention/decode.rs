@@ -31,9 +31,8 @@ pub struct Decode<'a, D: Device> {
     /// One cache for each layer.
     caches: Vec<CacheBuffer<D>>,
     table: Vec<i32>,
-    block_table: D::Buffer,
-    lens: D::Buffer,
-    query_starts: D::Buffer,
+    /// The block table, the lengths and the starts of the queries.
+    arrays: [D::Buffer; 3],
     /// The query lengths of the requests, and their total lengths.
     host_lens: [Vec<u32>; 2],
     /// The positions in each query token's list, and the lists of slots. Both are only for sparse
@@ -81,10 +80,12 @@ impl<'a, D: Device> Decode<'a, D> {
             metadata: backend.metadata(device, &limits)?,
             query: Tensor::random(device, seed + 1, dtype, [tokens, heads, row], deviation)?,
             caches,
-            block_table: upload(device, &table)?,
+            arrays: [
+                upload(device, &table)?,
+                upload(device, &lens)?,
+                upload(device, &what.starts(|r| r.q))?,
+            ],
             table,
-            lens: upload(device, &lens)?,
-            query_starts: upload(device, &what.starts(|r| r.q))?,
             outcome: Outcome::new(device, dtype, [tokens, heads, dims.latent as usize])?,
             what,
             backend,
@@ -93,18 +94,8 @@ impl<'a, D: Device> Decode<'a, D> {
         Ok(work)
     }
 
-    fn batch(&self) -> Result<DecodeBatch<'_, D>> {
-        batch(
-            self.what,
-            [&self.block_table, &self.lens, &self.query_starts],
-        )
-    }
-
     pub fn prepare(&mut self, device: &D) -> Result<()> {
-        let batch = batch(
-            self.what,
-            [&self.block_table, &self.lens, &self.query_starts],
-        )?;
+        let batch = batch(self.what, &self.arrays)?;
         let [query_lens, lens] = &self.host_lens;
         let batch = match self.backend.spec().plans_on_host {
             true => batch.with_host(query_lens, lens),
@@ -120,10 +111,7 @@ impl<'a, D: Device> Decode<'a, D> {
         let row = problem.dims.row() as usize;
         let query = self.query.view()?;
         for cache in &self.caches {
-            let batch = batch(
-                self.what,
-                [&self.block_table, &self.lens, &self.query_starts],
-            )?;
+            let batch = batch(self.what, &self.arrays)?;
             let (out, lse) = self.outcome.write()?;
             let slots = match (&self.slots, self.what.lists) {
                 (Some(slots), Some(lists)) => {
@@ -164,7 +152,7 @@ impl<'a, D: Device> Decode<'a, D> {
         let problem = &what.config.problem;
         let latent = problem.dims.latent as usize;
         let starts = what.starts(|r| r.q);
-        let max_pages = self.batch()?.block_table.max_pages();
+        let max_pages = what.max_pages();
         let cache = &self.caches[self.caches.len() - 1];
         // Fields are borrowed one by one, since threads cannot share `self`.
         let (query, positions) = (&self.query, &self.positions);
@@ -221,7 +209,7 @@ fn slots_of(what: &Attention, lists: Lists, positions: &[Vec<u32>], table: &[i32
 
 fn batch<'b, D: Device>(
     what: &Attention,
-    [block_table, lens, starts]: [&'b D::Buffer; 3],
+    [block_table, lens, starts]: &'b [D::Buffer; 3],
 ) -> Result<DecodeBatch<'b, D>> {
     let (requests, max_pages) = (what.requests.len(), what.max_pages());
     let table = ArrayRef::new(D::bytes(block_table), requests * max_pages)?;

@@ -10,8 +10,8 @@ use crate::bench::crossover::Known;
 use crate::bench::plan::rows::BenchContext;
 use crate::bench::record::Basis;
 use crate::bench::settings::Route;
-use crate::bench::statistics::Summary;
 use crate::bench::work::Layer;
+use crate::device::statistics::Summary;
 use crate::device::stopwatch::{Protocol, Stopwatch};
 use crate::error::CliError;
 

@@ -2,14 +2,12 @@
 
 pub(crate) mod calibration;
 
-use mla_runtime::layer::MlaLayer;
-
 use super::ceilings::Ceilings;
-use super::plan::rows::BenchContext;
+use super::plan::rows::{BenchContext, step_of};
 use super::record::Row;
-use super::statistics::Summary;
 use super::work::{Attention, Layer, RowPlan, Work};
 use crate::device::progress::Progress;
+use crate::device::statistics::Summary;
 use crate::device::stopwatch::{Conditions, Loaded, Memory, Protocol, Stopwatch};
 use crate::error::CliError;
 use crate::run::data::Data;
@@ -140,28 +138,22 @@ fn attention<D: Stopwatch>(
 
 /// Times the whole layer.
 fn layer<D: Stopwatch>(
-    &BenchContext {
-        registry, device, ..
-    }: &BenchContext<'_, D>,
+    context: &BenchContext<'_, D>,
     flush: &mut D::Buffer,
-    step: &Layer,
+    what: &Layer,
     sampling: &mut Sampling<'_>,
     rows: usize,
 ) -> Result<Measured, CliError> {
+    let device = context.device;
     let watch = device.watch_memory();
-    let prefill = registry.instantiate_prefill(step.prefill, device, &step.config)?;
-    let decode = registry.instantiate_decode(step.decode, device, &step.config)?;
-    let layer = MlaLayer::new(device, &step.config, prefill, decode)?;
-    let workload = step.workload()?;
-    let mut workspace = layer.workspace(&workload.limits(step.rows)?)?;
-    let progress = Progress::hidden();
-    let mut layers = Vec::with_capacity(step.layers);
-    for number in 0..step.layers {
-        let seed = step.seed.wrapping_add(number as u32);
-        layers.push(Data::new(device, &step.config, &workload, seed, &progress)?);
+    let step = step_of(context, what)?;
+    let (layer, progress) = (&step.layer, Progress::hidden());
+    let mut workspace = step.workspace()?;
+    let mut layers = Vec::with_capacity(what.layers);
+    for number in 0..what.layers {
+        let seed = what.seed.wrapping_add(number as u32);
+        layers.push(Data::new(layer, &step.workload, seed, &progress)?);
     }
-    let planned = workload.step(&layer.config().problem, workspace.limits())?;
-    workspace.prepare(&layer, &planned)?;
     let sampled = sampling.time(device, flush, watch, &mut |_| {
         for data in &mut layers {
             let call = data.call(layer.config())?;
@@ -169,20 +161,12 @@ fn layer<D: Stopwatch>(
         }
         Ok(())
     })?;
-    let errors = reference::compare(
-        device,
-        &step.config,
-        &workload,
-        &layers[step.layers - 1],
-        &workspace,
-        rows as u32,
-        step.seed,
-        &progress,
-    )?;
+    let last = &layers[what.layers - 1];
+    let errors = reference::compare(&step, last, &workspace, rows as u32, &progress)?;
     Ok(Measured {
         sampled,
         planned: None,
-        errors: Errors::of_paths([errors.absorbed, errors.expanded]),
+        errors: Errors::of_paths(errors),
     })
 }
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use mla_runtime::model::{DType, KvFormat, ModelConfig};
+use mla_runtime::model::{DType, KvFormat, MlaDims, ModelConfig};
 
-use crate::args::read_config;
+use crate::args::{find_named, read_config};
 use crate::batch::BatchSpec;
 use crate::bench::dims::{DIMS, read_dims};
 use crate::bench::settings::Settings;
@@ -70,9 +70,11 @@ pub(super) fn batches(settings: &Settings) -> Result<Vec<Batch>, CliError> {
 /// A model of a sweep, with dims and dtype.
 pub(super) struct Model {
     pub parameters: Vec<(&'static str, String)>,
-    pub config: ModelConfig,
+    pub dims: MlaDims,
+    pub heads: u32,
     pub dtype: DType,
     pub kv_formats: Vec<KvFormat>,
+    pub softmax_scale: f32,
 }
 
 pub(super) fn models(settings: &Settings) -> Result<Vec<Model>, CliError> {
@@ -80,60 +82,57 @@ pub(super) fn models(settings: &Settings) -> Result<Vec<Model>, CliError> {
         .model
         .clone()
         .unwrap_or_else(|| vec!["deepseek-r1".to_owned()]);
-    let dims = match &settings.dims {
-        None => vec![None],
-        Some(dims) => dims
-            .iter()
-            .map(|text| {
-                let dims = read_dims(text).map(Some);
-                dims.ok_or_else(|| CliError::argument("dims", format!("{text:?}"), DIMS))
-            })
-            .collect::<Result<_, _>>()?,
-    };
-    let dtypes = match &settings.dtype {
-        None => vec![None],
-        Some(names) => names
-            .iter()
-            .map(|name| named("dtype", name, DType::ALL, DType::name).map(Some))
-            .collect::<Result<_, _>>()?,
-    };
+    let dims = optional(&settings.dims, |text| {
+        read_dims(text).ok_or_else(|| CliError::argument("dims", format!("{text:?}"), DIMS))
+    })?;
+    let dtypes = optional(&settings.dtype, |name| {
+        named("dtype", name, DType::ALL, DType::name)
+    })?;
+    let formats = optional(&settings.kv, |name| {
+        named("kv", name, KvFormat::ALL, KvFormat::name)
+    })?;
     let mut models = Vec::new();
     for name in &names {
         let path = PathBuf::from(name);
-        let config = if path
-            .extension()
-            .is_some_and(|extension| extension == "json")
-        {
-            read_config("--model", &path)?
-        } else {
-            ModelConfig::preset(name)?
+        let config = match path.extension() {
+            Some(extension) if extension == "json" => read_config("--model", &path)?,
+            _ => ModelConfig::preset(name)?,
         };
         for dims in &dims {
             for dtype in &dtypes {
                 let mut config = config;
                 config.dims = dims.unwrap_or(config.dims);
                 let dtype = dtype.or(config.dtype).unwrap_or(DType::BF16);
-                let kv_formats = match &settings.kv {
-                    None => vec![KvFormat::of(dtype)],
-                    Some(names) => names
-                        .iter()
-                        .map(|name| named("kv", name, KvFormat::ALL, KvFormat::name))
-                        .collect::<Result<_, _>>()?,
-                };
+                let formats = formats.iter();
                 models.push(Model {
                     parameters: vec![
                         ("model", name.clone()),
                         ("dims", config.dims.to_string()),
                         ("dtype", dtype.to_string()),
                     ],
-                    config,
+                    dims: config.dims,
+                    heads: config.heads,
                     dtype,
-                    kv_formats,
+                    kv_formats: formats
+                        .map(|it| it.unwrap_or(KvFormat::of(dtype)))
+                        .collect(),
+                    softmax_scale: config.softmax_scale() as f32,
                 });
             }
         }
     }
     Ok(models)
+}
+
+/// Reads each value, or returns one `None` if the key is not given.
+fn optional<T>(
+    given: &Option<Vec<String>>,
+    read: impl Fn(&String) -> Result<T, CliError>,
+) -> Result<Vec<Option<T>>, CliError> {
+    match given {
+        None => Ok(vec![None]),
+        Some(texts) => texts.iter().map(|text| read(text).map(Some)).collect(),
+    }
 }
 
 fn named<T: Copy>(
@@ -142,9 +141,6 @@ fn named<T: Copy>(
     all: &[T],
     name: fn(T) -> &'static str,
 ) -> Result<T, CliError> {
-    let found = all.iter().copied().find(|value| name(*value) == given);
-    found.ok_or_else(|| {
-        let names: Vec<_> = all.iter().map(|value| name(*value)).collect();
-        CliError::argument(argument, format!("{given:?}"), names.join(", "))
-    })
+    let found = find_named(given, all, name);
+    found.map_err(|names| CliError::argument(argument, format!("{given:?}"), names))
 }

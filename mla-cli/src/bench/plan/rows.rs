@@ -12,6 +12,7 @@ use crate::bench::work::{Kind, Layer, RowPlan, Work};
 use crate::device::About;
 use crate::device::stopwatch::Stopwatch;
 use crate::error::CliError;
+use crate::run::step::Step;
 
 /// The backends, the device, and the facts about it.
 pub(crate) struct BenchContext<'a, D> {
@@ -28,11 +29,12 @@ const MAX_ROWS: usize = 10_000;
 pub(super) struct Rows<'a, D> {
     pub context: &'a BenchContext<'a, D>,
     pub settings: &'a Settings,
-    pub contenders: Contenders<'a, D>,
     plans: Vec<RowPlan>,
     /// For each key, a row on which it has an effect, and a row on which it has none.
     used: BTreeMap<&'static str, String>,
     unused: BTreeMap<&'static str, String>,
+    /// The names of backends in the settings that some row uses.
+    names: BTreeSet<String>,
 }
 
 impl<'a, D: Stopwatch> Rows<'a, D> {
@@ -40,10 +42,10 @@ impl<'a, D: Stopwatch> Rows<'a, D> {
         Self {
             context,
             settings,
-            contenders: Contenders::new(context, settings),
             plans: Vec::new(),
             used: BTreeMap::new(),
             unused: BTreeMap::new(),
+            names: BTreeSet::new(),
         }
     }
 
@@ -97,80 +99,15 @@ impl<'a, D: Stopwatch> Rows<'a, D> {
                 ));
             }
         }
-        self.contenders.finish()?;
+        self.refuse_unused_names()?;
         for plan in &self.plans {
             try_out(self.context, plan)?;
         }
         Ok(self.plans)
     }
-}
-
-/// Lets the backends refuse what their specs do not exclude.
-fn try_out<D: Stopwatch>(context: &BenchContext<'_, D>, plan: &RowPlan) -> Result<(), CliError> {
-    let attention = match &plan.work {
-        Work::Attention(attention) => attention,
-        Work::Layer(layer) => return try_out_layer(context, layer),
-    };
-    let (registry, device) = (context.registry, context.device);
-    let (config, limits) = (&attention.config, attention.limits());
-    match attention.kind {
-        Kind::Decode => {
-            let backend =
-                registry.instantiate_decode(attention.backend, device, &attention.config)?;
-            drop(backend.state(device, &limits)?);
-        }
-        Kind::Prefill { .. } => {
-            let backend = registry.instantiate_prefill(attention.backend, device, config)?;
-            drop(backend.state(device, &limits)?);
-        }
-    }
-    Ok(())
-}
-
-/// Refuses a step that does not fit into memory, and one that the backends would refuse when it is
-/// set up.
-fn try_out_layer<D: Stopwatch>(
-    context: &BenchContext<'_, D>,
-    step: &Layer,
-) -> Result<(), CliError> {
-    let (registry, device) = (context.registry, context.device);
-    let workload = step.workload()?;
-    let limits = workload.limits(step.rows)?;
-    let prefill = registry.instantiate_prefill(step.prefill, device, &step.config)?;
-    let decode = registry.instantiate_decode(step.decode, device, &step.config)?;
-    let layer = MlaLayer::new(device, &step.config, prefill, decode)?;
-    // Each layer has its own cache.
-    let plan = layer.memory_plan(&limits, step.layers as u32, workload.pages)?;
-    context
-        .about
-        .check_plan("memory", &step.spec, &limits, &plan)?;
-    drop(layer.prefill().state(device, &limits)?);
-    drop(layer.decode().state(device, &limits)?);
-    Ok(())
-}
-
-/// The name that stands for every backend that fits.
-pub(crate) const ALL: &str = "all";
-
-/// Finds the backends that the settings describe.
-pub(super) struct Contenders<'a, D> {
-    context: &'a BenchContext<'a, D>,
-    settings: &'a Settings,
-    /// The names of the settings that some row uses.
-    names: BTreeSet<String>,
-}
-
-impl<'a, D: Stopwatch> Contenders<'a, D> {
-    const fn new(context: &'a BenchContext<'a, D>, settings: &'a Settings) -> Self {
-        Self {
-            context,
-            settings,
-            names: BTreeSet::new(),
-        }
-    }
 
     /// Returns the backends of a phase to compare.
-    pub(super) fn of(
+    pub(super) fn backends(
         &mut self,
         problem: &Problem,
         phase: Phase,
@@ -269,7 +206,7 @@ impl<'a, D: Stopwatch> Contenders<'a, D> {
     }
 
     /// Refuses a name that no row uses.
-    fn finish(&self) -> Result<(), CliError> {
+    fn refuse_unused_names(&self) -> Result<(), CliError> {
         let mut given = self.settings.backends.iter().flatten();
         match given.find(|name| !self.names.contains(*name)) {
             None => Ok(()),
@@ -281,3 +218,64 @@ impl<'a, D: Stopwatch> Contenders<'a, D> {
         }
     }
 }
+
+/// Lets the backends refuse what their specs do not exclude.
+fn try_out<D: Stopwatch>(context: &BenchContext<'_, D>, plan: &RowPlan) -> Result<(), CliError> {
+    let attention = match &plan.work {
+        Work::Attention(attention) => attention,
+        Work::Layer(layer) => return try_out_layer(context, layer),
+    };
+    let (registry, device) = (context.registry, context.device);
+    let (config, limits) = (&attention.config, attention.limits());
+    match attention.kind {
+        Kind::Decode => {
+            let backend =
+                registry.instantiate_decode(attention.backend, device, &attention.config)?;
+            drop(backend.state(device, &limits)?);
+        }
+        Kind::Prefill { .. } => {
+            let backend = registry.instantiate_prefill(attention.backend, device, config)?;
+            drop(backend.state(device, &limits)?);
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a step that does not fit into memory, and one that the backends would refuse when it is
+/// set up.
+fn try_out_layer<D: Stopwatch>(
+    context: &BenchContext<'_, D>,
+    what: &Layer,
+) -> Result<(), CliError> {
+    let (device, about) = (context.device, context.about);
+    let step = step_of(context, what)?;
+    // Each layer has its own cache.
+    let layers = what.layers as u32;
+    let plan = step
+        .layer
+        .memory_plan(&step.limits, layers, step.workload.pages)?;
+    about.check_plan("memory", &what.spec, &step.limits, &plan)?;
+    drop(step.layer.prefill().state(device, &step.limits)?);
+    drop(step.layer.decode().state(device, &step.limits)?);
+    Ok(())
+}
+
+/// Makes the step of a layer.
+pub(crate) fn step_of<D: Stopwatch>(
+    context: &BenchContext<'_, D>,
+    what: &Layer,
+) -> Result<Step<D>, CliError> {
+    let (registry, device, config) = (context.registry, context.device, &what.config);
+    let prefill = registry.instantiate_prefill(what.prefill, device, config)?;
+    let decode = registry.instantiate_decode(what.decode, device, config)?;
+    let workload = what.workload()?;
+    Ok(Step {
+        layer: MlaLayer::new(device, config, prefill, decode)?,
+        limits: workload.limits(what.rows)?,
+        workload,
+        seed: what.seed,
+    })
+}
+
+/// The name that stands for every backend that fits.
+pub(crate) const ALL: &str = "all";

@@ -16,7 +16,7 @@ use crate::batch::{BatchSpec, RequestKind, kind};
 use crate::bench::cases::{Case, CaseKind};
 use crate::bench::lists::Lists;
 use crate::bench::settings::{
-    Measure, OF_CASE, OF_CONTENDER, Route, SEED, Settings, Switch, effective,
+    Measure, OF_CASE, OF_CONTENDER, Route, SEED, Settings, effective, name_of, on_or_off,
 };
 use crate::bench::work::{Attention, Kind, Layer, RowPlan, Work};
 use crate::device::stopwatch::Stopwatch;
@@ -31,32 +31,28 @@ pub(crate) fn sweep<D: Stopwatch>(
     let batches = batches(settings)?;
     let models = models(settings)?;
     let lists = settings.lists()?;
-    let pages = settings.page.clone().unwrap_or_else(|| vec![64]);
-    let split_caches = settings.split_cache.as_deref().unwrap_or(&[Switch::Off]);
+    let pages = settings.page.as_deref().unwrap_or(&[64]);
+    let split_caches = settings.split_cache.as_deref().unwrap_or(&[false]);
     let forms = |page| split_caches.iter().map(move |split| (page, *split));
-    let modes = settings.batch_invariant.as_deref();
-    let modes = modes.unwrap_or(&[Switch::Off]);
+    let modes = settings.batch_invariant.as_deref().unwrap_or(&[false]);
     let mut sweep = Sweep {
         rows: Rows::new(context, settings),
         compared: [settings.several(&OF_CASE), settings.several(&OF_CONTENDER)],
     };
     for model in &models {
-        let heads = settings
-            .heads
-            .clone()
-            .unwrap_or_else(|| vec![model.config.heads]);
-        for heads in heads {
+        let own = [model.heads];
+        for &heads in settings.heads.as_deref().unwrap_or(&own) {
             for batch in &batches {
                 for &kv_format in &model.kv_formats {
                     for (page, split) in pages.iter().copied().flat_map(forms) {
                         for lists in &lists {
-                            let problem = Problem::new(model.config.dims, heads, model.dtype)
+                            let problem = Problem::new(model.dims, heads, model.dtype)
                                 .with_kv_format(kv_format)
                                 .with_page_size(page)
                                 .with_sparse(lists.is_some());
-                            for mode in modes {
-                                let mut features = cache_features(split == Switch::On);
-                                if *mode == Switch::On {
+                            for invariant in modes {
+                                let mut features = cache_features(split);
+                                if *invariant {
                                     features = features.with(Feature::BatchInvariant);
                                 }
                                 let problem = problem.with_features(features);
@@ -82,7 +78,7 @@ pub(crate) fn cases<D: Stopwatch>(
         compared: [Vec::new(), Vec::new()],
     };
     for case in cases {
-        sweep.case(case)?;
+        sweep.case(&case)?;
     }
     sweep.rows.finish()
 }
@@ -139,7 +135,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
                     format!("one only {}", effective(key)),
                 )),
                 // Sparse attention is absorbed in both phases.
-                (_, None) => self.attention(model, problem, batch, Phase::Decode, Some(lists)),
+                (_, None) => self.attention(model, problem, batch, Kind::Decode, 1.0, Some(lists)),
             };
         }
         match (settings.measure, phase_of(&batch.spec), wants_layer) {
@@ -155,111 +151,80 @@ impl<D: Stopwatch> Sweep<'_, D> {
                  included, or that of prefills without context",
             )),
             (Some(Measure::Attention) | None, Some(phase), None) => {
-                self.attention(model, problem, batch, phase, None)
+                let kind = match phase {
+                    Phase::Decode => Kind::Decode,
+                    Phase::Prefill => Kind::Prefill { causal: true },
+                };
+                self.attention(model, problem, batch, kind, 1.0, None)
             }
             _ => self.layer(model, problem, batch),
         }
     }
 
-    fn case(&mut self, case: Case) -> Result<(), CliError> {
-        let problem = Problem::new(case.dims, case.heads, case.dtype);
-        let (kind, phase, key, deviation) = match case.kind {
-            CaseKind::Decode | CaseKind::Sparse { .. } => {
-                (Kind::Decode, Phase::Decode, "decode", 0.1)
-            }
-            CaseKind::Prefill { causal } => {
-                (Kind::Prefill { causal }, Phase::Prefill, "prefill", 1.0)
-            }
-            CaseKind::Layer => return self.step_of(&case, &problem),
-        };
-        let (problem, lists) = match case.kind {
-            CaseKind::Sparse { kv_format, lists } => {
-                let problem = problem.with_kv_format(kv_format).with_sparse(true);
-                (problem, Some(lists))
-            }
-            _ => (problem, None),
-        };
-        let problem = problem.with_query_len(match phase {
-            Phase::Decode => workload::query_len(&case.requests),
-            Phase::Prefill => QueryLen::Single,
-        });
-        let problem = with_graphs(problem, self.rows.context.graphs, phase);
-        self.rows.note(&case.id, &[key], true);
-        let queries: u64 = case.requests.iter().map(|r| u64::from(r.q)).sum();
-        let keys: u64 = case.requests.iter().map(|r| u64::from(r.kv)).sum();
-        let label = format!(
-            "{} requests, {queries} query and {keys} kv tokens",
-            case.requests.len()
-        );
-        for backend in self.rows.contenders.of(&problem, phase)? {
-            let attention = Attention {
-                backend,
-                kind,
-                config: LayerConfig::new(problem, 1.0 / (problem.dims.head.qk() as f32).sqrt()),
-                requests: case.requests.clone(),
-                deviation,
-                layers: self.rows.settings.layers.unwrap_or(1) as usize,
-                seed: self.rows.settings.seed.unwrap_or(SEED).into(),
-                lists,
-            };
-            self.rows.push(RowPlan {
-                case: case.id.clone(),
-                contender: backend.to_owned(),
-                label: label.clone(),
-                parameters: BTreeMap::from([("heads", case.heads.to_string())]),
-                work: Work::Attention(attention),
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Adds the rows for a step of R1's layer.
-    fn step_of(&mut self, case: &Case, problem: &Problem) -> Result<(), CliError> {
-        let requests = case.requests.iter();
-        let requests: Vec<String> = requests.map(|r| format!("q{}s{}", r.q, r.kv)).collect();
-        let batch = Batch {
-            spec: requests.join("_").parse().map_err(CliError::batch_spec)?,
-            text: case.id.clone(),
+    /// Adds the rows of a case: attention with the scale that its file stands for, or a step of
+    /// R1's layer.
+    fn case(&mut self, case: &Case) -> Result<(), CliError> {
+        let softmax_scale = match case.kind {
+            CaseKind::Layer => ModelConfig::preset("deepseek-r1")?.softmax_scale() as f32,
+            _ => 1.0 / (case.dims.head.qk() as f32).sqrt(),
         };
         let model = Model {
             parameters: Vec::new(),
-            config: ModelConfig::preset("deepseek-r1")?,
+            dims: case.dims,
+            heads: case.heads,
             dtype: case.dtype,
             kv_formats: Vec::new(),
+            softmax_scale,
         };
-        self.layer(&model, problem, &batch)
+        let batch = Batch {
+            spec: BatchSpec::new(case.requests.clone()),
+            text: case.id.clone(),
+        };
+        let problem = Problem::new(case.dims, case.heads, case.dtype);
+        match case.kind {
+            CaseKind::Layer => self.layer(&model, &problem, &batch),
+            CaseKind::Decode => self.attention(&model, &problem, &batch, Kind::Decode, 0.1, None),
+            CaseKind::Sparse { kv_format, lists } => {
+                let problem = problem.with_kv_format(kv_format).with_sparse(true);
+                self.attention(&model, &problem, &batch, Kind::Decode, 0.1, Some(lists))
+            }
+            CaseKind::Prefill { causal } => {
+                let kind = Kind::Prefill { causal };
+                self.attention(&model, &problem, &batch, kind, 1.0, None)
+            }
+        }
     }
 
+    /// Adds a row for each compared backend of an attention. Queries, keys and values have this
+    /// standard deviation.
     fn attention(
         &mut self,
         model: &Model,
         problem: &Problem,
         batch: &Batch,
-        phase: Phase,
+        kind: Kind,
+        deviation: f32,
         lists: Option<Lists>,
     ) -> Result<(), CliError> {
         let requests = batch.spec.requests();
-        let problem = problem.with_query_len(match phase {
-            Phase::Decode => workload::query_len(requests),
-            Phase::Prefill => QueryLen::Single,
-        });
+        let (phase, query_len) = match kind {
+            Kind::Decode => (Phase::Decode, workload::query_len(requests)),
+            Kind::Prefill { .. } => (Phase::Prefill, QueryLen::Single),
+        };
+        let problem = problem.with_query_len(query_len);
         let problem = with_graphs(problem, self.rows.context.graphs, phase);
         let decodes = phase == Phase::Decode;
         let of_decode = ["kv", "page", "split_cache", "decode"];
         self.rows.note(&batch.text, &of_decode, decodes);
         self.rows.note(&batch.text, &["prefill"], !decodes);
-        let config = LayerConfig::new(problem, model.config.softmax_scale() as f32);
         let settings = self.rows.settings;
-        for backend in self.rows.contenders.of(&problem, phase)? {
+        for backend in self.rows.backends(&problem, phase)? {
             let attention = Attention {
                 backend,
-                kind: match phase {
-                    Phase::Decode => Kind::Decode,
-                    Phase::Prefill => Kind::Prefill { causal: true },
-                },
-                config,
+                kind,
+                config: LayerConfig::new(problem, model.softmax_scale),
                 requests: requests.to_vec(),
-                deviation: 1.0,
+                deviation,
                 layers: settings.layers.unwrap_or(1) as usize,
                 seed: settings.seed.unwrap_or(SEED).into(),
                 lists,
@@ -267,7 +232,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
             let of_lists = lists.map(|lists| {
                 [
                     ("topk", lists.topk.to_string()),
-                    ("lists", lists.kind.name().to_owned()),
+                    ("lists", name_of(lists.kind)),
                     ("valid", lists.valid.to_string()),
                 ]
             });
@@ -325,7 +290,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
             self.rows.context.device.target(),
         );
         let mut min = u32::MAX;
-        for name in self.rows.contenders.of(problem, Phase::Decode)? {
+        for name in self.rows.backends(problem, Phase::Decode)? {
             let spec = registry.get_on(target, Phase::Decode, name)?.spec;
             min = min.min(spec.max_query_len.unwrap_or(u32::MAX));
         }
@@ -342,15 +307,18 @@ impl<D: Stopwatch> Sweep<'_, D> {
         let paths = Paths::of(&batch.spec, layer.threshold);
         self.note_step(batch, layer, &paths);
         let is_batch_invariant = problem.features.contains(Feature::BatchInvariant);
-        let query_len = match paths.query_len(layer.query_chunk) {
+        let len = layer.query_chunk.unwrap_or(u32::MAX);
+        let absorbed = paths.absorbed.iter();
+        let chunks: Vec<Request> = absorbed.flat_map(|r| workload::chunks(r, len)).collect();
+        let query_len = match workload::query_len(&chunks) {
             QueryLen::Uniform if is_batch_invariant => QueryLen::Ragged,
             query_len => query_len,
         };
         let problem = problem.with_query_len(query_len);
         let problem = with_graphs(problem, self.rows.context.graphs, Phase::Decode);
-        let config = LayerConfig::new(problem, model.config.softmax_scale() as f32);
-        let mut prefills = self.rows.contenders.of(&problem, Phase::Prefill)?;
-        let mut decodes = self.rows.contenders.of(&problem, Phase::Decode)?;
+        let config = LayerConfig::new(problem, model.softmax_scale);
+        let mut prefills = self.rows.backends(&problem, Phase::Prefill)?;
+        let mut decodes = self.rows.backends(&problem, Phase::Decode)?;
         // Several backends are compared only for the paths that the batch uses.
         if paths.expanded.is_empty() {
             prefills.truncate(1);
@@ -368,13 +336,13 @@ impl<D: Stopwatch> Sweep<'_, D> {
                     threshold: layer.threshold,
                     query_chunk: layer.query_chunk,
                     rows: layer.rows,
-                    own_rows: layer.own_rows == Some(Switch::On),
+                    own_rows: layer.own_rows == Some(true),
                     layers: self.rows.settings.layers.unwrap_or(1) as usize,
                     seed: self.rows.settings.seed.unwrap_or(SEED),
                 };
                 let backends = paths.backends(prefill, decode);
                 let contender = match layer.route {
-                    Some(route) => format!("{} ({backends})", route.name()),
+                    Some(route) => format!("{} ({backends})", name_of(route)),
                     None => backends,
                 };
                 let work = Work::Layer(measured);
@@ -437,8 +405,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
                 problem.features.contains(Feature::BatchInvariant),
             ),
         ] {
-            let switch = if is_on { Switch::On } else { Switch::Off };
-            parameters.insert(key, switch.name().to_owned());
+            parameters.insert(key, on_or_off(is_on).to_owned());
         }
         parameters.extend(more);
         let [case, contender] = [(0, &*batch.text), (1, contender)].map(|(of, name)| {
@@ -476,7 +443,7 @@ struct LayerSettings {
     threshold: u32,
     query_chunk: Option<u32>,
     rows: Option<u32>,
-    own_rows: Option<Switch>,
+    own_rows: Option<bool>,
 }
 
 /// Returns each value, or `None` if the key is not given.
@@ -488,18 +455,18 @@ fn optional<T: Copy>(list: &Option<Vec<T>>) -> Vec<Option<T>> {
 impl LayerSettings {
     /// Returns the parameters that a row shows.
     fn parameters(self) -> Vec<(&'static str, String)> {
-        let mut parameters = match self.route {
-            Some(route) => vec![("path", route.name().to_owned())],
-            None => vec![("threshold", self.threshold.to_string())],
-        };
-        parameters.extend(
-            self.query_chunk
-                .map(|chunk| ("query_chunk", chunk.to_string())),
-        );
-        parameters.extend(self.rows.map(|rows| ("rows", rows.to_string())));
-        let own_rows = self.own_rows.map(|switch| switch.name().to_owned());
-        parameters.extend(own_rows.map(|switch| ("own_rows", switch)));
-        parameters
+        let threshold = self.route.is_none().then_some(self.threshold);
+        let parameters = [
+            ("path", self.route.map(name_of)),
+            ("threshold", threshold.map(|it| it.to_string())),
+            ("query_chunk", self.query_chunk.map(|it| it.to_string())),
+            ("rows", self.rows.map(|it| it.to_string())),
+            ("own_rows", self.own_rows.map(|it| on_or_off(it).to_owned())),
+        ];
+        let given = parameters.into_iter();
+        given
+            .filter_map(|(key, value)| Some((key, value?)))
+            .collect()
     }
 }
 
@@ -514,21 +481,6 @@ impl<'b> Paths<'b> {
         let requests = spec.requests().iter();
         let (absorbed, expanded) = requests.partition(|request| request.q <= threshold);
         Self { absorbed, expanded }
-    }
-
-    /// Returns the query lengths that decode backends get: single, uniform or ragged. With `chunk`,
-    /// requests are divided into chunks.
-    fn query_len(&self, chunk: Option<u32>) -> QueryLen {
-        let longest = self.absorbed.iter().map(|r| r.q).max().unwrap_or(0);
-        match (longest, chunk) {
-            (0 | 1, _) | (_, Some(1)) => QueryLen::Single,
-            _ if self.absorbed.iter().all(|r| r.q == longest)
-                && chunk.is_none_or(|chunk| longest.is_multiple_of(chunk.min(longest))) =>
-            {
-                QueryLen::Uniform
-            }
-            _ => QueryLen::Ragged,
-        }
     }
 
     /// Returns the names of those of the two backends that run.

@@ -60,6 +60,17 @@ pub(super) enum Form {
 }
 
 impl Chart {
+    /// Makes a chart without labels beside points.
+    pub(super) fn new(caption: impl Into<String>, x: Axis, y: Axis, curves: Vec<Curve>) -> Self {
+        Self {
+            caption: caption.into(),
+            x,
+            y,
+            curves,
+            names: Vec::new(),
+        }
+    }
+
     /// Returns the height in pixels. A long legend makes the chart higher.
     pub(super) fn height(&self) -> u32 {
         HEIGHT.max(ABOVE_LEGEND + LINE * (self.curves.len() as u32 + 1))
@@ -218,13 +229,9 @@ mod tests {
     use crate::bench::plot::{WIDTH, draw_on};
 
     fn svg(curves: Vec<Curve>, names: Vec<((f64, f64), String)>) -> String {
-        let chart = Chart {
-            caption: String::new(),
-            x: Axis::chosen("x", &[1.0, 100.0, 1e4], &[]),
-            y: Axis::found("y", &[1.0, 1e4]),
-            curves,
-            names,
-        };
+        let x = Axis::chosen("x", &[1.0, 100.0, 1e4], &[]);
+        let mut chart = Chart::new("", x, Axis::found("y", &[1.0, 1e4]), curves);
+        chart.names = names;
         let mut text = String::new();
         let root = SVGBackend::with_string(&mut text, (WIDTH, chart.height()));
         draw_on(root.into_drawing_area(), &[chart]).unwrap();

@@ -51,13 +51,7 @@ pub(super) fn scatter(scatter: &Scatter) -> Chart {
         vec![(x.range.start, *level), (x.range.end, *level)],
         Form::Line,
     ));
-    Chart {
-        caption: scatter.caption.clone(),
-        x,
-        y,
-        curves,
-        names: Vec::new(),
-    }
+    Chart::new(&scatter.caption, x, y, curves)
 }
 
 fn roofline(ceilings: &Ceilings, rows: &[Row]) -> Chart {
@@ -92,13 +86,9 @@ fn roofline(ceilings: &Ceilings, rows: &[Row]) -> Chart {
         )
     }));
     let named = rows.iter().filter(|_| rows.len() <= MAX_NAMES);
-    Chart {
-        caption: format!("Roofline: {}", ceilings.device),
-        x,
-        y,
-        curves,
-        names: named.map(|row| (point(row), row.id.clone())).collect(),
-    }
+    let mut chart = Chart::new(format!("Roofline: {}", ceilings.device), x, y, curves);
+    chart.names = named.map(|row| (point(row), row.id.clone())).collect();
+    chart
 }
 
 /// A size of a batch that may become the x axis.
@@ -197,13 +187,8 @@ fn times(rows: &[Row]) -> Chart {
     curves.sort_by_key(|curve| std::cmp::Reverse(curve.points.len()));
     let xs: Vec<f64> = rows.iter().map(|row| (x.of)(row) as f64).collect();
     let ys: Vec<f64> = medians.iter().map(|us| us / microseconds).collect();
-    Chart {
-        caption: x.caption.to_owned(),
-        x: Axis::chosen(x.axis, &xs, &[]),
-        y: Axis::found(unit, &ys),
-        curves,
-        names: Vec::new(),
-    }
+    let axis = Axis::chosen(x.axis, &xs, &[]);
+    Chart::new(x.caption, axis, Axis::found(unit, &ys), curves)
 }
 
 fn crossover(crossover: &Crossover) -> Chart {
@@ -244,11 +229,5 @@ fn crossover(crossover: &Crossover) -> Chart {
             Form::Line,
         )
     }));
-    Chart {
-        caption: format!("Crossover: {}", crossover.series),
-        x,
-        y,
-        curves,
-        names: Vec::new(),
-    }
+    Chart::new(format!("Crossover: {}", crossover.series), x, y, curves)
 }
