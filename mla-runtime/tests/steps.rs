@@ -26,7 +26,7 @@ struct Case {
     query_len: QueryLen,
     decode_query_len: usize,
     threshold: u32,
-    /// The number of rows in a context chunk, in pages.
+    /// The number of rows in a context chunk. At least a page is used.
     context_rows: usize,
     /// The numbers of new and of cached tokens of each request.
     lens: Vec<(u32, u32)>,
@@ -51,7 +51,7 @@ impl Case {
         let requests = self.lens.len() + self.padding;
         StepLimits::new(requests, tokens as usize + padding, longest.max(1) as usize)
             .with_decode_query_len(self.decode_query_len)
-            .with_context_rows(self.context_rows * self.page_size as usize)
+            .with_context_rows(self.context_rows.max(self.page_size as usize))
     }
 
     /// The pages of each request. They are distinct, except for shared context, which is never
@@ -133,7 +133,7 @@ prop_compose! {
         query_len in prop::sample::select(QueryLen::ALL),
         decode_query_len in 1usize..6,
         threshold in 0u32..8,
-        context_rows in 1usize..9,
+        context_rows in 1usize..40,
         requests in proptest::collection::vec(((0u32..12, 0u32..40), any::<bool>()), 0..7),
         padding in 0usize..3,
     ) -> Case {

@@ -67,7 +67,8 @@ impl Entry {
 
     /// The backend's implementation for one layer on devices of type `D`. `S` is
     /// [`SelectedPrefill`](super::SelectedPrefill) or [`SelectedDecode`](super::SelectedDecode).
-    /// Returns `None` if this is a backend of the other phase or for other devices.
+    /// Returns `None` if this is a backend of the other phase or for other devices, or if `S` is
+    /// another type.
     pub fn make<D: Device, S: 'static>(
         &self,
         device: &D,

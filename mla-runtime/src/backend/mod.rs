@@ -129,14 +129,14 @@ impl LayerConfig {
 
     /// The first field in which another configuration differs: its name and both values.
     pub(crate) fn difference(&self, other: &Self) -> Option<(&'static str, [String; 2])> {
-        let differs =
-            |name, [own, theirs]: [String; 2]| (own != theirs).then_some((name, [own, theirs]));
         let scales = [self, other].map(|it| it.softmax_scale.to_string());
         let scalings = [self, other].map(|it| format!("{:?}", it.query_scaling));
+        let other_scale = self.softmax_scale != other.softmax_scale;
+        let other_scaling = self.query_scaling != other.query_scaling;
         let problems = self.problem.difference(&other.problem);
         problems
-            .or_else(|| differs("softmax_scale", scales))
-            .or_else(|| differs("query_scaling", scalings))
+            .or_else(|| other_scale.then_some(("softmax_scale", scales)))
+            .or_else(|| other_scaling.then_some(("query_scaling", scalings)))
     }
 }
 

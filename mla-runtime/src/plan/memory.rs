@@ -137,6 +137,7 @@ impl MemoryNeeds {
         with_absorbed_tokens(absorbed_tokens: u32);
         with_expanded_tokens(expanded_tokens: u32);
         with_rows(rows: u32);
+        with_packed_tokens(packed_tokens: u32);
         with_parallel(parallel: ContextParallel);
         with_packed_keys(packed_keys: bool);
         with_step_bytes(step_bytes: u64);

@@ -1,6 +1,6 @@
 //! The terms in which a spec declares what a backend supports.
 
-use crate::model::{DType, KvFormat, MAX_DIM};
+use crate::model::{DType, HeadDims, KvFormat, MAX_DIM, MlaDims};
 use crate::spec::{CapabilityMatch, Target};
 use crate::text::{self, Text, any, list, names};
 
@@ -35,7 +35,11 @@ impl CacheDims {
 
     /// Returns true if a cache of this format can have such rows.
     pub(super) const fn fits(self, format: KvFormat) -> bool {
-        self.latent.is_multiple_of(format.latent_multiple())
+        let head = HeadDims {
+            rope: self.rope,
+            ..HeadDims::R1
+        };
+        format.holds(MlaDims::new(self.latent, head))
     }
 
     /// Returns true if a problem can have such rows.
