@@ -111,8 +111,8 @@ pub(crate) fn choose(
 pub struct Errors {
     /// The rows that were compared.
     pub rows: usize,
-    /// The largest difference of an element.
-    #[serde(deserialize_with = "finite_or_infinite")]
+    /// The largest difference of an element. Results of earlier versions lack it.
+    #[serde(default, deserialize_with = "finite_or_infinite")]
     pub absolute: f64,
     /// The largest |difference| / |reference| of a row, as vectors.
     #[serde(deserialize_with = "finite_or_infinite")]

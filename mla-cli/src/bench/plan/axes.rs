@@ -16,6 +16,8 @@ use crate::error::CliError;
 pub(super) struct Batch {
     pub spec: BatchSpec,
     pub text: String,
+    /// The batch in words.
+    pub label: String,
 }
 
 pub(super) fn batches(settings: &Settings) -> Result<Vec<Batch>, CliError> {
@@ -46,6 +48,7 @@ pub(super) fn batches(settings: &Settings) -> Result<Vec<Batch>, CliError> {
         let specs = template.expand(&numbers).map_err(CliError::BatchSpec)?;
         batches.extend(specs.into_iter().map(|spec| Batch {
             text: spec.to_string(),
+            label: spec.label(),
             spec,
         }));
     }

@@ -84,8 +84,10 @@ impl<'a, D: Stopwatch> Rows<'a, D> {
         for (key, values) in self.settings.given() {
             let idle = match (self.used.get(key), self.unused.get(key)) {
                 (None, Some(batch)) => Some(batch),
-                // Several values would give equal rows.
-                (Some(_), Some(batch)) if values > 1 => Some(batch),
+                // Several values would give equal rows. A row has backends of its own phase alone.
+                (Some(_), Some(batch)) if values > 1 && !matches!(key, "prefill" | "decode") => {
+                    Some(batch)
+                }
                 _ => None,
             };
             if let Some(batch) = idle {

@@ -176,9 +176,19 @@ impl<D: Stopwatch> Sweep<'_, D> {
             kv_formats: Vec::new(),
             softmax_scale,
         };
+        let requests = &case.requests;
+        let [queries, keys] = [|r: &Request| r.q, |r: &Request| r.kv].map(|of| {
+            requests
+                .iter()
+                .map(|request| u64::from(of(request)))
+                .sum::<u64>()
+        });
+        // A case can have a hundred lengths, so its label gives sums.
+        let count = requests.len();
         let batch = Batch {
-            spec: BatchSpec::new(case.requests.clone()),
+            spec: BatchSpec::new(requests.clone()),
             text: case.id.clone(),
+            label: format!("{count} requests, {queries} query and {keys} kv tokens"),
         };
         let problem = Problem::new(case.dims, case.heads, case.dtype);
         match case.kind {
@@ -418,7 +428,7 @@ impl<D: Stopwatch> Sweep<'_, D> {
         self.rows.push(RowPlan {
             case,
             contender,
-            label: batch.spec.label(),
+            label: batch.label.clone(),
             parameters,
             work,
         })

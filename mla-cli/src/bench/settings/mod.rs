@@ -342,7 +342,11 @@ fn read_keys(text: &str) -> Result<Map<String, Value>, String> {
     let mut keys = Map::new();
     for (key, value) in file {
         let read = read_key(&key, &value).map_err(|fault| {
-            let line = text.lines().find(|line| line.trim().starts_with(&key));
+            let is_of_key = |line: &&str| {
+                let rest = line.trim_start().strip_prefix(&*key);
+                rest.is_some_and(|rest| rest.trim_start().starts_with(':'))
+            };
+            let line = text.lines().find(is_of_key);
             format!("given {:?}: {fault}", line.unwrap_or(&key).trim())
         })?;
         keys.extend(read.keys());
@@ -371,7 +375,9 @@ fn read_key(key: &str, value: &Value) -> Result<Settings, String> {
                 .collect()
         }
         ("batches", _) => return Err("accepted: a list".to_owned()),
-        ("ranges", _) => return Err("accepted: names with their ranges".to_owned()),
+        ("ranges", _) | ("range", _) => {
+            return Err("accepted: names with their ranges, as ranges".to_owned());
+        }
         _ => argument(value).map(|text| vec![format!("--{}={text}", key.replace('_', "-"))]),
     };
     let arguments = arguments.ok_or(
