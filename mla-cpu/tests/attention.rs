@@ -73,6 +73,19 @@ fn decode_splits_long_contexts() {
     }
 }
 
+#[test]
+fn prefill_crosses_units_of_rows() {
+    let dims = MlaDims::new(64, HeadDims::new(32, 32, 64));
+    let case = PrefillCase {
+        key_lens: vec![700],
+        seed: 2,
+        ..PrefillCase::new(problem(dims, 2), &[600])
+    };
+    for dtype in [DType::F32, DType::BF16] {
+        check_prefill(dtype, &case);
+    }
+}
+
 // The conformance suite tests the inputs that a backend prefers. These tests cover all that it
 // supports. A NaN must reach the results of exactly the rows that see it. With these lengths, some
 // rows of a block see a key that others do not, in the first tile and in later ones.
@@ -371,7 +384,8 @@ fn bad_batches_are_named() {
 
 const MANY: usize = 64;
 
-// Calls with a few heads and with many. Few units of this length are divided among threads.
+// Calls of one head and of many. The few units of many heads at this length are divided among
+// threads.
 fn few_and_many() -> [Small; 2] {
     [1, MANY].map(|heads| Small::new(heads, 64, 4096))
 }

@@ -173,8 +173,8 @@ fn limits_and_operands() -> Refused {
             StepRequest::<i32>::new(1, 9, &[]),
         );
         "layer: a wide rotary part", Layer::of(&Cpu::new(), &wide);
-        "absorption: weights for longer queries", absorbed([1, 9, 8]);
-        "absorption: weights for wider queries", absorbed([1, 8, 9]);
+        "absorption: weights for wider queries", absorbed([1, 9, 8]);
+        "absorption: weights of a wider latent", absorbed([1, 8, 9]);
         "cache write: a slot past the cache", written([0, 4]);
         "cache write: a slot below −1", written([-2, 0]);
         "cache write: one slot twice", written([3, 3]);

@@ -464,8 +464,8 @@ fn a_decode_in_clusters_runs_by_its_description_alone() {
         })
         .collect();
     let lists = upload_all(gpu, &lists);
-    let out = pair(gpu, tokens * heads * LATENT * 2, 0xff);
-    let lse = pair(gpu, tokens * heads * 4, 0xff);
+    let mut out = pair(gpu, tokens * heads * LATENT * 2, 0xff);
+    let mut lse = pair(gpu, tokens * heads * 4, 0xff);
     let extents = [tokens, width, slots / 64].map(|extent| extent as i32);
     // Both launches have outputs of their own.
     let call = |own: usize| MlaSparseParams {
@@ -491,6 +491,10 @@ fn a_decode_in_clusters_runs_by_its_description_alone() {
     let expected_lse = download_all::<_, f32>(gpu, &lse[1]);
     let p = call(0);
     for splits in [1, 2, 4] {
+        gpu.upload(&vec![0xff; tokens * heads * LATENT * 2], out[0].bytes_mut())
+            .unwrap();
+        gpu.upload(&vec![0xff; tokens * heads * 4], lse[0].bytes_mut())
+            .unwrap();
         let mut given = fields! {
             "p.", p;
             q_latent q_rope out lse q_latent_token_stride q_latent_head_stride q_rope_token_stride

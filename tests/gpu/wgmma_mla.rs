@@ -294,6 +294,38 @@ fn falling_back_gives_the_same_bits() {
 
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
+fn queries_have_the_same_bits_with_and_without_gaps() {
+    let gpu = &*gpu();
+    let machine = Machine::new(gpu.stream().clone());
+    let (mut rng, mut memory) = (rng(24), Memory::default());
+    let mut draw = Draw::new(&machine, &mut rng, &mut memory);
+    for (kv, shape) in [
+        (KvFormat::BF16, [16, 2]),
+        (KvFormat::BF16, [128, 1]),
+        (KvFormat::Fp8, [40, 3]),
+    ] {
+        let call = draw.decode_of(DType::BF16, kv, shape, &[700, 333]);
+        let mut close = call.params;
+        let heads = i64::from(close.heads);
+        [close.q_latent, close.q_rope] = machine.without_gaps(
+            &mut memory,
+            [close.q_latent, close.q_rope],
+            close.tokens * close.heads,
+        );
+        (close.q_latent_token_stride, close.q_latent_head_stride) = (heads * 512, 512);
+        (close.q_rope_token_stride, close.q_rope_head_stride) = (heads * 64, 64);
+        let [gaps, close] = [call.params, close].map(|params| {
+            // SAFETY: the parameters describe memory that lives as long as the call.
+            call.launched(&machine, &params, |params| unsafe {
+                raw::mla_decode_sm90(params, gpu.raw_stream())
+            })
+        });
+        assert!(gaps == close, "{kv}, {shape:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla"]
 fn a_raw_call_takes_the_workspace_that_is_said_and_no_less() {
     let gpu = &*gpu();
     let config = LayerConfig::new(problem(16, DType::BF16, KvFormat::BF16), 0.07);

@@ -218,6 +218,44 @@ fn a_page_0_without_memory_is_never_read() {
 }
 
 #[test]
+#[ignore = "needs a Hopper GPU: \
+            cargo test -r --features sm90 --test gpu -- --ignored wgmma_mla_sparse"]
+fn queries_have_the_same_bits_with_and_without_gaps() {
+    let gpu = &*gpu();
+    let machine = Machine::new(gpu.stream().clone());
+    let (mut rng, mut memory) = (rng(4), Memory::default());
+    for kv in FORMATS {
+        for heads in [16, 128] {
+            let listed = Listed {
+                heads,
+                pages: 2,
+                first: Lists {
+                    width: 300,
+                    entries: (0..3 * 300).map(|at| at % 128).collect(),
+                    counts: None,
+                },
+                second: None,
+            };
+            let mut draw = Draw::new(&machine, &mut rng, &mut memory);
+            let call = draw.sparse_of(DType::BF16, kv, &listed);
+            let mut close = call.params;
+            let parts = [close.q_latent, close.q_rope];
+            [close.q_latent, close.q_rope] = machine.without_gaps(&mut memory, parts, 3 * heads);
+            let heads = i64::from(heads);
+            (close.q_latent_token_stride, close.q_latent_head_stride) = (heads * 512, 512);
+            (close.q_rope_token_stride, close.q_rope_head_stride) = (heads * 64, 64);
+            let [gaps, close] = [call.params, close].map(|params| {
+                // SAFETY: the parameters describe memory that lives as long as the call.
+                call.launched(&machine, &params, |params| unsafe {
+                    raw::mla_sparse_sm90(params, gpu.raw_stream())
+                })
+            });
+            assert!(gaps == close, "{kv}, {heads} heads");
+        }
+    }
+}
+
+#[test]
 #[ignore = "needs a Hopper GPU: cargo test -r --features sm90 --test gpu -- --ignored mla_sparse"]
 fn a_captured_step_replays_with_other_lists_and_counts() {
     let gpu = &*gpu();

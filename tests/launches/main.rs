@@ -53,6 +53,10 @@ fn decode(
     rows: [i32; 2],
     batch: [i32; 2],
 ) -> MlaDecodeParams {
+    let plain = calls::decode(dims, dtype, format, rows, batch);
+    let [latent, rope] = [dims.latent, dims.head.rope].map(i64::from);
+    let heads = i64::from(rows[0]);
+    // No two numbers of a call are the same, so that a description cannot name one for another.
     MlaDecodeParams {
         q_latent: address(1),
         q_rope: address(2),
@@ -63,7 +67,12 @@ fn decode(
         lse: address(7),
         workspace: address(8),
         workspace_bytes: 1 << 30,
-        ..calls::decode(dims, dtype, format, rows, batch)
+        q_latent_token_stride: heads * latent,
+        q_latent_head_stride: latent,
+        q_rope_token_stride: heads * rope,
+        q_rope_head_stride: rope,
+        block_table_stride: plain.block_table_stride + 8,
+        ..plain
     }
 }
 
@@ -151,7 +160,10 @@ impl Recorded {
 
 /// The first bytes of a field as a number. That of a tensor map is 0 if it was not encoded.
 fn value(field: &Field<'_>, parameters: &[Vec<u8>]) -> i64 {
-    let size = number(&field.row["bytes"]).min(8);
+    let size = match field.row["type"] == "CUtensorMap" {
+        true => 8,
+        false => number(&field.row["bytes"]),
+    };
     let mut bytes = [0; 8];
     bytes[..size].copy_from_slice(&parameters[field.parameter][field.offset..][..size]);
     let value = i64::from_le_bytes(bytes);

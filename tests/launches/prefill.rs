@@ -22,6 +22,7 @@ fn params(dims: [i32; 3], dtype: DType) -> MlaPrefillParams {
         cu_key_lens: address(8),
         workspace: address(9),
         workspace_bytes: 1 << 32,
+        key_rope_token_stride: 64,
         ..prefill(dims, dtype, [16, 4], [5000, 9000], [3000, 5000])
     }
 }

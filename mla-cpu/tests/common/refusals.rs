@@ -23,7 +23,7 @@ pub(crate) fn attempt(case: impl FnOnce() -> Result<()>) -> Result<()> {
     case()
 }
 
-/// Compares the errors of cases with a file of this folder, in which each name is followed by its
+/// Compares the errors of cases with a file of `tests`, in which each name is followed by its
 /// error. If the environment has `BLESS`, the file is written anew.
 ///
 /// # Panics

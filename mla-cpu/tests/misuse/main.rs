@@ -42,7 +42,7 @@ fn misuse() {
         let (given, touched) = setup.run();
         match (kind, given) {
             (Expected::Refused, given) => {
-                assert!(!touched, "{name}: refused after something was written");
+                assert!(!touched, "{name}: something was written");
                 refused.push((name, given.map(drop)));
             }
             (Expected::Right, Ok(given)) => assert_same(&name, &given, &expected),

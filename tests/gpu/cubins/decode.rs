@@ -110,7 +110,7 @@ impl Decode {
         .into()
     }
 
-    /// Checks that the bits of both launches are the same, and that both reset the counters.
+    /// Checks that the bits of both launches are the same, and that the counters are 0 after them.
     fn agrees(&self, gpu: &Cuda, call: &str, library: MlaStatus) {
         agree(gpu, call, library, &[&self.out, &self.lse]);
         let workspace = download(gpu, &self.workspace).unwrap();

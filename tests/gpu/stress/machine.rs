@@ -200,6 +200,31 @@ impl Machine {
         .unwrap();
     }
 
+    /// Copies the two parts of queries to rows side by side. The rows have 512 and 64 elements of
+    /// 16 bits, at a distance of 576 elements.
+    #[cfg(feature = "sm90")]
+    pub(crate) fn without_gaps(
+        &self,
+        memory: &mut Memory,
+        parts: [*const c_void; 2],
+        rows: i32,
+    ) -> [*const c_void; 2] {
+        let mut widths = [512, 64].into_iter();
+        parts.map(|part| {
+            let bytes = 2 * widths.next().unwrap();
+            let to = self.zeros(memory, rows as usize * bytes).address;
+            for row in 0..rows as u64 {
+                let [from, to] =
+                    [(part as u64, 2 * 576), (to, bytes as u64)].map(|(address, stride)| Region {
+                        address: address + row * stride,
+                        bytes,
+                    });
+                self.copy(from, to);
+            }
+            to as *const c_void
+        })
+    }
+
     /// Enqueues a kernel that leaves a pattern in the shared memory of every SM.
     pub(crate) fn poison(&self, number: u32) {
         // The patterns are zeros, ones, NaN, the smallest positive and the minimum word, and random
