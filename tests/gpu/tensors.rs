@@ -41,7 +41,10 @@ pub(crate) fn rotary_tables(positions: usize, pairs: usize) -> [Vec<f32>; 2] {
 }
 
 /// Views a buffer as a contiguous tensor.
-#[cfg(feature = "sm90")]
+#[cfg_attr(
+    not(feature = "sm90"),
+    allow(dead_code, reason = "layers need kernels")
+)]
 pub(crate) fn view<D: Device>(
     buffer: &D::Buffer,
     dtype: DType,

@@ -5,13 +5,18 @@
 #![cfg(feature = "gpu")]
 
 // These are parts of the layer's own GPU tests.
+#[allow(dead_code, reason = "the layer's own tests use the rest")]
 #[path = "../../../tests/gpu/layer/batch.rs"]
 mod batch;
+#[allow(dead_code, reason = "the layer's own tests use the rest")]
 #[path = "../../../tests/gpu/common.rs"]
 mod common;
 mod misuse;
 #[path = "../../../tests/gpu/layer/replays.rs"]
 mod replays;
+#[allow(dead_code, reason = "the layer's own tests use the rest")]
+#[path = "../../../tests/gpu/tensors.rs"]
+mod tensors;
 
 use mla_cudnn::library;
 use mla_flashinfer as _;

@@ -1,12 +1,13 @@
-//! Results that a captured step has to give.
+//! Results that a captured step has to give, with any backends.
 
+use mla_kernels::Cuda;
 use mla_kernels::decode_graph::{DecodeGraph, DecodeShape};
-use mla_runtime::backend::StepLimits;
+use mla_runtime::backend::{DecodeStage, PrefillStage, StepLimits};
 use mla_runtime::batch::Request;
+use mla_runtime::layer::MlaLayer;
 use mla_runtime::plan::slots::SKIPPED;
 use rand::RngExt as _;
 
-use super::GpuLayer;
 use super::batch::{Batch, Case, Engine};
 use crate::common::rng;
 
@@ -56,7 +57,11 @@ pub(crate) fn padded(batch: &Batch, requests: usize, query_len: u32) -> Batch {
 }
 
 /// Captures steps of `query_len` tokens and replays them with other lengths, pages and slots.
-pub(crate) fn are_the_steps_run_at_once(layer: &GpuLayer, case: &Case, query_len: u32) {
+pub(crate) fn are_the_steps_run_at_once<P, D>(layer: &MlaLayer<P, D>, case: &Case, query_len: u32)
+where
+    P: PrefillStage<Device = Cuda>,
+    D: DecodeStage<Device = Cuda>,
+{
     let gpu = layer.device();
     let sizes = [1, 4, 24, 40];
     let max = sizes[3];
@@ -110,7 +115,11 @@ pub(crate) fn are_the_steps_run_at_once(layer: &GpuLayer, case: &Case, query_len
 }
 
 /// Captures the case's own step and replays it twice.
-pub(crate) fn are_the_mixed_step(layer: &GpuLayer, case: &Case) {
+pub(crate) fn are_the_mixed_step<P, D>(layer: &MlaLayer<P, D>, case: &Case)
+where
+    P: PrefillStage<Device = Cuda>,
+    D: DecodeStage<Device = Cuda>,
+{
     let gpu = layer.device();
     let batch = Batch::new(case);
     let mut workspace = layer.workspace(&case.limits()).unwrap();
