@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::fields::{Fields, absent, invalid, shown};
 use super::layers::{Kind, Layers};
+use super::missing;
 use crate::model::{IndexLayers, IndexerConfig, LayerLists, MAX_LAYERS, RotaryStyle};
 use crate::{Error, Result};
 
@@ -98,12 +99,10 @@ pub(super) fn indexer(
 /// Refuses a sparse model without the length of its lists. A length of null or 0 makes it dense.
 pub(super) fn check_topk(fields: &Fields<'_>) -> Result<()> {
     let uses_dsa = fields.has_key("use_dsa") && fields.flag("use_dsa")?;
-    let is_lsa = fields.get("attention_method").is_some_and(|(_, method)| {
-        let name = method.as_str().unwrap_or_default();
-        name.eq_ignore_ascii_case("LSA")
-    });
+    let method = fields.get("attention_method");
+    let is_lsa = method.is_some_and(|(_, method)| missing::is_one_of(method, &["LSA"]));
     let field = "index_topk";
-    if (uses_dsa || is_lsa) && fields.get(field).is_none() && !fields.has_key(field) {
+    if (uses_dsa || is_lsa) && !fields.has_key(field) {
         let by = if is_lsa {
             "attention_method"
         } else {

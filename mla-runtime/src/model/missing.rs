@@ -86,7 +86,8 @@ const WINDOWED: &str = "sliding_attention";
 
 const WINDOW: &str = "a sliding window";
 
-fn is_one_of(value: &Value, words: &[&str]) -> bool {
+/// Returns true for one of these words, in any case.
+pub(super) fn is_one_of(value: &Value, words: &[&str]) -> bool {
     let given = value.as_str().unwrap_or_default();
     words.iter().any(|word| word.eq_ignore_ascii_case(given))
 }
